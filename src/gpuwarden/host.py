@@ -1,0 +1,314 @@
+"""The one door to the machine: each file, link, device number, command and signal passes here.
+
+``Host(root=…)`` reads a live machine, a host mounted into a container, or a folder with a recorded
+tree; tests hand it a folder. Reads are bounded and never block on a FIFO or a dead network share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NoReturn
+
+from gpuwarden.errors import Denied, Malformed, TimedOut, Unavailable
+
+FILE_LIMIT_BYTES = 4 << 20
+"""Default bound of one read; a longer file is cut there."""
+OUTPUT_LIMIT_BYTES = 32 << 20
+LINK_LIMIT = 40
+
+_AT_FDCWD = -100
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_BASIC_STATS = 0x7FF
+# struct statx (linux/stat.h): mask u32 @0, nlink u32 @16, uid @20, gid @24, mode u16 @28,
+# ino u64 @32, size u64 @40, rdev_major u32 @128, rdev_minor @132, dev_major @136, dev_minor @140.
+_STATX_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """What statx says of a file, without asking a network file server."""
+
+    mode: int
+    uid: int
+    gid: int
+    inode: int
+    size_bytes: int
+    link_count: int
+    device: tuple[int, int]
+    """(major, minor) of the file system the file is on."""
+    special: tuple[int, int]
+    """(major, minor) that a device node stands for; (0, 0) for other files."""
+
+    @property
+    def is_character_device(self) -> bool:
+        return stat.S_ISCHR(self.mode)
+
+    @property
+    def is_regular(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """What a command printed, and how it ended."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def _raise(error: OSError, what: str) -> NoReturn:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        raise Denied(f"{what}: permission denied") from error
+    if error.errno in (errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENXIO, errno.ENODEV):
+        raise Unavailable(f"{what}: not there") from error
+    if error.errno == errno.ELOOP:
+        raise Malformed(f"{what}: too many symbolic links") from error
+    raise Unavailable(f"{what}: {error.strerror or error}") from error
+
+
+def _statx_function() -> ctypes._NamedFuncPointer | None:
+    try:
+        function = ctypes.CDLL(None, use_errno=True).statx
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.c_void_p,
+    ]
+    function.restype = ctypes.c_int
+    return function
+
+
+class Host:
+    """A machine seen through its files; ``root`` is ``/`` or where another host is mounted."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = os.path.abspath(root)
+        self._prefix = "" if self.root == "/" else self.root
+        self._statx = _statx_function()
+        self._statx_buffer = ctypes.create_string_buffer(_STATX_BYTES)
+
+    # ---------------------------------------------------------------- where
+
+    def path(self, path: str) -> str:
+        """The real path of ``path`` (absolute, as on that host), links kept inside ``root``.
+
+        /proc is not resolved: its links are the kernel's own. Errors: Malformed on a link loop.
+        """
+        if not self._prefix:
+            return path
+        if path.startswith("/proc"):
+            return self._prefix + path
+        return self._resolve(path)
+
+    def _resolve(self, path: str) -> str:
+        pending = [part for part in path.split("/") if part and part != "."][::-1]
+        done: list[str] = []
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                if done:
+                    done.pop()
+                continue
+            here = "/".join([self._prefix, *done, part])
+            try:
+                target = os.readlink(here)
+            except OSError:
+                done.append(part)
+                continue
+            links += 1
+            if links > LINK_LIMIT:
+                raise Malformed(f"{path}: too many symbolic links")
+            if target.startswith("/"):
+                done = []
+            pending.extend([p for p in target.split("/") if p and p != "."][::-1])
+        return "/".join([self._prefix, *done])
+
+    @cached_property
+    def is_live(self) -> bool:
+        """Whether /proc under ``root`` is this kernel's, in our own pid namespace."""
+        try:
+            return os.readlink(self._prefix + "/proc/self") == str(os.getpid())
+        except OSError:
+            return False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether ``root`` is our own root, so that commands and user look-ups are this host's."""
+        return not self._prefix
+
+    # ---------------------------------------------------------------- files
+
+    def read_bytes(self, path: str, limit: int = FILE_LIMIT_BYTES) -> bytes:
+        """Up to ``limit`` bytes of a file. Errors: Unavailable, Denied; Malformed if not a file."""
+        real = self.path(path)
+        try:
+            descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            _raise(error, path)
+        try:
+            if not path.startswith("/proc/") and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Malformed(f"{path}: not a regular file")
+            chunks: list[bytes] = []
+            left = limit
+            while left > 0:
+                chunk = os.read(descriptor, min(left, 1 << 16))
+                if not chunk:
+                    break
+                chunks.append(chunk)
+                left -= len(chunk)
+            return b"".join(chunks)
+        except OSError as error:
+            _raise(error, path)
+        finally:
+            os.close(descriptor)
+
+    def read_text(self, path: str, limit: int = FILE_LIMIT_BYTES) -> str:
+        """``read_bytes`` as UTF-8; bytes that are not stay visible as surrogates' escapes."""
+        return self.read_bytes(path, limit).decode("utf-8", "backslashreplace")
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; for the heads of large files."""
+        real = self.path(path)
+        try:
+            descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            _raise(error, path)
+        try:
+            return os.pread(descriptor, size, offset)
+        except OSError as error:
+            _raise(error, path)
+        finally:
+            os.close(descriptor)
+
+    def read_link(self, path: str) -> str:
+        """The target of a link, as the kernel gives it. Errors: Unavailable, Denied."""
+        try:
+            target = os.readlink(os.fsencode(self._prefix + path))
+        except OSError as error:
+            _raise(error, path)
+        return target.decode("utf-8", "backslashreplace")
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory. Errors: Unavailable, Denied."""
+        try:
+            return os.listdir(self.path(path))
+        except OSError as error:
+            _raise(error, path)
+
+    def pids(self) -> list[int]:
+        """The pids that listing /proc shows, ascending."""
+        return sorted(
+            int(name) for name in self.names("/proc") if name.isascii() and name.isdigit()
+        )
+
+    def status(self, path: str) -> FileStatus:
+        """statx of a path, links followed, no server asked. Errors: Unavailable, Denied."""
+        return self._status(self.path(path), path)
+
+    def _status(self, real: str, shown: str) -> FileStatus:
+        if self._statx is None:
+            try:
+                s = os.stat(real)
+            except OSError as error:
+                _raise(error, shown)
+            return FileStatus(
+                mode=s.st_mode,
+                uid=s.st_uid,
+                gid=s.st_gid,
+                inode=s.st_ino,
+                size_bytes=s.st_size,
+                link_count=s.st_nlink,
+                device=(os.major(s.st_dev), os.minor(s.st_dev)),
+                special=(os.major(s.st_rdev), os.minor(s.st_rdev)),
+            )
+        raw = self._statx_buffer
+        done = self._statx(
+            _AT_FDCWD, os.fsencode(real), _AT_STATX_DONT_SYNC, _STATX_BASIC_STATS, raw
+        )
+        if done != 0:
+            code = ctypes.get_errno()
+            _raise(OSError(code, os.strerror(code)), shown)
+        view = memoryview(raw)
+        u32 = view.cast("B").cast("I")
+        u64 = view.cast("B").cast("Q")
+        return FileStatus(
+            mode=u32[7] & 0xFFFF,
+            uid=u32[5],
+            gid=u32[6],
+            inode=u64[4],
+            size_bytes=u64[5],
+            link_count=u32[4],
+            device=(u32[34], u32[35]),
+            special=(u32[32], u32[33]),
+        )
+
+    def device_number(self, path: str) -> tuple[int, int] | None:
+        """(major, minor) if ``path`` leads to a character device, else None."""
+        status = self.status(path)
+        return status.special if status.is_character_device else None
+
+    def link_target_status(self, path: str) -> FileStatus:
+        """statx through a magic link such as /proc/<pid>/fd/<n>; recorded trees may override it."""
+        return self._status(self._prefix + path, path)
+
+    # ---------------------------------------------------------------- the live machine only
+
+    def answers_signal(self, pid: int) -> bool:
+        """Whether kill(pid, 0) finds such a thread (it also answers for threads)."""
+        if not self.is_live:
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except (PermissionError, OverflowError):
+            return True
+        return True
+
+    def command(
+        self, argv: list[str], *, deadline_seconds: float, environment: dict[str, str] | None = None
+    ) -> CommandOutput:
+        """Runs a program of this host and returns what it printed.
+
+        Errors: Unavailable if it is not installed or ``root`` is another host; TimedOut.
+        """
+        if not self.is_local:
+            raise Unavailable(f"{argv[0]}: commands are not run on a host mounted at {self.root}")
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=deadline_seconds,
+                check=False,
+                env={**os.environ, "LC_ALL": "C", **(environment or {})},
+            )
+        except FileNotFoundError as error:
+            raise Unavailable(f"{argv[0]}: not installed") from error
+        except PermissionError as error:
+            raise Denied(f"{argv[0]}: permission denied") from error
+        except subprocess.TimeoutExpired as error:
+            raise TimedOut(f"{argv[0]}: no answer within {deadline_seconds:g} s") from error
+        except OSError as error:
+            _raise(error, argv[0])
+        return CommandOutput(
+            code=done.returncode,
+            stdout=done.stdout[:OUTPUT_LIMIT_BYTES],
+            stderr=done.stderr[:OUTPUT_LIMIT_BYTES],
+        )

@@ -1,0 +1,1 @@
+"""Facts, a file a source: ``read`` looks, ``parse`` knows the format, nothing here judges."""

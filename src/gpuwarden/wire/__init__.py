@@ -1,0 +1,1 @@
+"""Generated protocol messages (see wire/*.proto); not edited by hand."""
