@@ -1,0 +1,239 @@
+"""A snapshot joined: processes, GPUs, containers, sources and workloads by what links them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+from gpuwarden.model import (
+    AccountedProcess,
+    Connection,
+    Container,
+    Gpu,
+    GpuClient,
+    Holder,
+    PersistenceEntry,
+    Process,
+    SensorRun,
+    Snapshot,
+    SourceRun,
+    Workload,
+)
+
+ALL_GPUS = "all"
+ANCESTRY_LIMIT = 64
+GPU_NODE_KINDS = frozenset({"nvidia-gpu", "drm-render", "drm-card", "accel", "habana"})
+DUMP_ORIGIN_PREFIX = "nvidia-smi"
+
+_MIG_REFERENCE = re.compile(r"mig:(?P<parent>[^/]+)/(?P<gi>\d+)(?:/(?P<ci>\d+))?")
+
+
+class Node:
+    """Look-ups over one snapshot. Pure: nothing here reads the machine or judges."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.processes: dict[int, Process] = {p.pid: p for p in snapshot.processes}
+        self.gpus: dict[str, Gpu] = {g.id: g for g in snapshot.gpus}
+        self.containers: dict[str, Container] = {c.id: c for c in snapshot.containers}
+        self.hidden_pids = {h.pid: h for h in snapshot.hidden}
+
+    # ---------------------------------------------------------------- look-ups
+
+    @cached_property
+    def clients_by_pid(self) -> dict[int, list[GpuClient]]:
+        found: dict[int, list[GpuClient]] = defaultdict(list)
+        for client in self.snapshot.clients:
+            found[client.pid].append(client)
+        return dict(found)
+
+    @cached_property
+    def clients_by_gpu(self) -> dict[str, list[GpuClient]]:
+        found: dict[str, list[GpuClient]] = defaultdict(list)
+        for client in self.snapshot.clients:
+            found[client.gpu_id].append(client)
+        return dict(found)
+
+    @cached_property
+    def holders_by_pid(self) -> dict[int, list[Holder]]:
+        found: dict[int, list[Holder]] = defaultdict(list)
+        for holder in self.snapshot.holders:
+            found[holder.pid].append(holder)
+        return dict(found)
+
+    @cached_property
+    def connections_by_pid(self) -> dict[int, list[Connection]]:
+        found: dict[int, list[Connection]] = defaultdict(list)
+        for connection in self.snapshot.connections:
+            found[connection.pid].append(connection)
+        return dict(found)
+
+    @cached_property
+    def accounted_by_pid(self) -> dict[int, list[AccountedProcess]]:
+        found: dict[int, list[AccountedProcess]] = defaultdict(list)
+        for entry in self.snapshot.accounted:
+            found[entry.pid].append(entry)
+        return dict(found)
+
+    @cached_property
+    def children(self) -> dict[int, list[Process]]:
+        found: dict[int, list[Process]] = defaultdict(list)
+        for process in self.snapshot.processes:
+            found[process.ppid].append(process)
+        return dict(found)
+
+    @cached_property
+    def migs_by_parent(self) -> dict[str, list[Gpu]]:
+        found: dict[str, list[Gpu]] = defaultdict(list)
+        for gpu in self.snapshot.gpus:
+            if gpu.parent_id is not None:
+                found[gpu.parent_id].append(gpu)
+        return dict(found)
+
+    @property
+    def persistence(self) -> tuple[PersistenceEntry, ...]:
+        return self.snapshot.persistence
+
+    @property
+    def is_dump(self) -> bool:
+        """Whether this was read from a driver tool's output, which knows no owners."""
+        return self.snapshot.node.origin.startswith(DUMP_ORIGIN_PREFIX)
+
+    def sensor(self, name: str) -> SensorRun | None:
+        return next((s for s in self.snapshot.sensors if s.name == name), None)
+
+    def source(self, name: str) -> SourceRun | None:
+        return next((s for s in self.snapshot.sources if s.name == name), None)
+
+    def sees(self, sensor: str) -> bool:
+        """Whether a sensor looked and saw (at least partly)."""
+        run = self.sensor(sensor)
+        return run is not None and run.state in ("ok", "partial")
+
+    # ---------------------------------------------------------------- GPUs
+
+    def gpu_label(self, gpu_id: str | None) -> str:
+        """``0``, ``0:1`` for a MIG device (parent:instance), a PCI address, or ``-``."""
+        gpu = self.gpus.get(gpu_id or "")
+        if gpu is None:
+            return "-" if gpu_id is None else gpu_id
+        if gpu.parent_id is not None:
+            parent = self.gpus.get(gpu.parent_id)
+            number = self.gpu_label(parent.id) if parent else "?"
+            instance = gpu.gpu_instance_id if gpu.gpu_instance_id is not None else gpu.index
+            return f"{number}:{instance if instance is not None else '?'}"
+        if gpu.index is not None:
+            return str(gpu.index)
+        if gpu.minor is not None:
+            return str(gpu.minor)
+        return gpu.pci_address or gpu.id
+
+    def gpus_of_holder(self, holder: Holder) -> Iterator[Gpu]:
+        """The whole GPUs that a device node stands for; none for control nodes."""
+        for gpu in self.snapshot.gpus:
+            if gpu.parent_id is not None:
+                continue
+            if (
+                (
+                    holder.kind == "nvidia-gpu"
+                    and gpu.vendor == "nvidia"
+                    and gpu.minor == holder.minor
+                )
+                or (holder.kind == "drm-render" and gpu.render_minor == holder.minor)
+                or (holder.kind == "drm-card" and gpu.card_minor == holder.minor)
+                or (
+                    holder.kind in ("accel", "habana")
+                    and gpu.vendor not in ("nvidia", "amd")
+                    and gpu.minor == holder.minor
+                )
+            ):
+                yield gpu
+
+    @cached_property
+    def _references(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for gpu in self.snapshot.gpus:
+            keys: list[str] = [f"uuid:{gpu.id}"]
+            if gpu.uuid is not None:
+                keys.append(f"uuid:{gpu.uuid}")
+            if gpu.parent_id is None:
+                if gpu.index is not None:
+                    keys.append(f"index:{gpu.index}")
+                if gpu.minor is not None:
+                    keys.append(f"minor:{gpu.minor}")
+                if gpu.pci_address is not None:
+                    keys.append(f"pci:{gpu.pci_address}")
+            for key in keys:
+                found[key].add(gpu.id)
+        return dict(found)
+
+    def resolve(self, references: tuple[str, ...]) -> frozenset[str] | None:
+        """GPU ids that references stand for, MIG devices of a whole GPU included; None means all."""
+        ids: set[str] = set()
+        for reference in references:
+            if reference == ALL_GPUS:
+                return None
+            mig = _MIG_REFERENCE.fullmatch(reference)
+            if mig is not None:
+                ids |= self._mig_ids(mig["parent"], int(mig["gi"]), mig["ci"])
+                continue
+            for gpu_id in self._references.get(reference, ()):
+                ids.add(gpu_id)
+                ids.update(g.id for g in self.migs_by_parent.get(gpu_id, ()))
+        return frozenset(ids)
+
+    def _mig_ids(self, parent: str, gi: int, ci: str | None) -> set[str]:
+        parents = self._references.get(f"uuid:{parent}", set())
+        if parent.isdigit():
+            parents = parents | self._references.get(f"index:{parent}", set())
+        return {
+            gpu.id
+            for owner in parents
+            for gpu in self.migs_by_parent.get(owner, ())
+            if gpu.gpu_instance_id == gi and (ci is None or gpu.compute_instance_id == int(ci))
+        }
+
+    def gives(self, workload: Workload, gpu_id: str) -> bool:
+        """Whether a workload was given this GPU, or the MIG device's whole GPU, or a part of it."""
+        ids = self.resolve(workload.gpus)
+        if ids is None or gpu_id in ids:
+            return True
+        # A process of a MIG job holds the whole GPU's device node: its parent counts as given.
+        return any(g.parent_id == gpu_id for g in (self.gpus[i] for i in ids))
+
+    # ---------------------------------------------------------------- ancestry
+
+    def ancestors(self, pid: int) -> Iterator[Process]:
+        """Parents from the nearest up, as far as the snapshot knows them; loop-safe."""
+        seen = {pid}
+        process = self.processes.get(pid)
+        while process is not None and len(seen) < ANCESTRY_LIMIT:
+            parent = self.processes.get(process.ppid)
+            if parent is None or parent.pid in seen:
+                return
+            seen.add(parent.pid)
+            yield parent
+            process = parent
+
+    def container_of(self, process: Process) -> Container | None:
+        placement = process.cgroup
+        if placement is None or placement.container_id is None:
+            return None
+        return self.containers.get(placement.container_id)
+
+    @cached_property
+    def init(self) -> Process | None:
+        return self.processes.get(1)
+
+    def shares_host_namespace(self, process: Process, kind: str) -> bool | None:
+        """Whether a process is in init's namespace of that kind; None when either is unread."""
+        mine = process.namespaces.get(kind)
+        theirs = self.init.namespaces.get(kind) if self.init else None
+        if kind == "pid" and theirs is None:
+            # The initial pid namespace's inode is fixed (PROC_PID_INIT_INO, 0xEFFFFFFC).
+            theirs = 0xEFFFFFFC
+        if kind == "mnt" and theirs is None:
+            return None
+        return None if mine is None or theirs is None else mine == theirs
