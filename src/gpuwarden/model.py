@@ -443,6 +443,7 @@ class XidEvent(Fact, frozen=True, kw_only=True):
     trusted: bool = True
     """False for a line that did not come from the NVIDIA driver (no NVRM, or facility user)."""
     gpu_instance: str | None = None
+    compute_instance: str | None = None
 
 
 class Workload(Fact, frozen=True, kw_only=True):
