@@ -62,8 +62,7 @@ ELSEWHERE = (
 _NAME_REASONS = {
     "not found": (ELSEWHERE, "look again from the host's pid namespace (hostPID)"),
     "unknown error": (
-        "the driver lists the pid and its name cannot be read: its owner is dead, defunct or in "
-        + "another pid namespace",
+        "the driver lists a pid without a name: it is dead, defunct or in another pid namespace",
         "look at /proc/<pid>/status on the host, and for children that hold the devices",
     ),
     "insufficient permissions": (
