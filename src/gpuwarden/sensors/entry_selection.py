@@ -1,0 +1,118 @@
+"""Which entries of large places a snapshot keeps: those that name what runs, or stand out in form.
+
+A stock system has hundreds of units and start-up scripts. Keeping one says nothing against it:
+rules judge. An entry is kept when its words name a subject process, or an ancestor of one, or when
+its text has one of the forms below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gpuwarden.model import PersistenceEntry, Process
+
+# Dot names that start-up files of ordinary users are full of.
+_ORDINARY_DOT_NAMES = (
+    r"bash(?:rc|_profile|_login|_logout|_aliases|_completion|_history)|profile|z(?:shrc|shenv|profile"
+    r"|login|sh_aliases)|oh-my-zsh|p10k\.zsh|fzf\.\w+|dircolors|inputrc|lesspipe|placeholder|d"
+    r"|cargo|rustup|nvm|pyenv|rbenv|sdkman|bun|deno|ghcup|opam|local/bin|local/share|conda"
+)
+_STANDS_OUT = re.compile(
+    r"/\.(?!\.|/|(?:" + _ORDINARY_DOT_NAMES + r")\b)\w"  # hidden path component
+    r"|/(?:var/)?tmp/|/dev/shm/|/run/shm/"
+    r"|\bcp\b[^\n]{1,400}(?:&&|;|\|\|)[^\n]{0,400}\brm\b"  # copy, run, delete
+    r"|\b(?:curl|wget|aria2c|axel)\b[^\n]{0,600}(?:\||&&|;|\$\(|-O|-o|`|https?:)"
+    r"|(?:\$\(|`|<\()\s*(?:curl|wget)\b"
+    r"|\bbase64\b|\bopenssl\s+enc\b|\bxxd\s+-r"
+    r"|ld\.so\.preload|\bLD_PRELOAD\b|\bLD_AUDIT\b"
+    r"|stratum[0-9]?\+|--(?:pool|algo|wallet|donate-level|url|rig-id)\b"
+    r"|\b(?:nohup|setsid|disown)\b|/dev/tcp/|\bexec\s+-a\b|\bcrontab\s"
+    r"|\bchattr\b|\bmemfd_create\b",
+)
+_WORD = re.compile(r"[^\s;&|()<>\"'`=,{}]+")
+# Interpreters and supervisors of everything: their name alone ties an entry to no process.
+_GENERIC = re.compile(
+    r"(?:ba|da|z|k|c|tc|fi)?sh|busybox|env|sudo|su|nohup|setsid|timeout|systemd|init|tini|dumb-init|"
+    r"(?:python|pypy|perl|ruby|node|nodejs|php|java|julia|lua)[\d.]*|supervisord|runc|conmon|"
+    r"containerd-shim\S*|tmux\S*|screen|sshd\S*|login|cron|crond|"
+    r"\(\S*|-?\Z"
+)
+_NAME_MINIMUM = 3
+_NEEDLES_LIMIT = 20_000
+_ARGUMENTS_LOOKED_AT = 8
+
+
+class Selection:
+    """The words that tie an entry to what runs, built once a scan from the processes found."""
+
+    def __init__(self, processes: Iterable[Process] = ()) -> None:
+        self._words: set[str] = set()
+        self._names: set[str] = set()
+        self._directories: tuple[str, ...] = ()
+        self._units: set[str] = set()
+        directories: set[str] = set()
+        for process in processes:
+            if len(self._words) > _NEEDLES_LIMIT:
+                break
+            self._learn(process, directories)
+        self._directories = tuple(sorted(directories))
+
+    def _learn(self, process: Process, directories: set[str]) -> None:
+        if process.exe is not None:
+            self._program(process.exe.path)
+        if process.argv:
+            self._program(process.argv[0].split(" ", 1)[0])
+            for argument in process.argv[1 : 1 + _ARGUMENTS_LOOKED_AT]:
+                # A script or a module's path; options and plain words tie to nothing.
+                if "/" in argument and not argument.startswith("-") and "://" not in argument:
+                    self._words.add(argument)
+        if process.cwd and process.cwd.count("/") >= 2 and process.role != "ancestor":
+            directories.add(process.cwd.rstrip("/") + "/")
+        if process.cgroup is not None and process.cgroup.unit:
+            self._units.add(process.cgroup.unit)
+
+    def _program(self, path: str) -> None:
+        name = path.rpartition("/")[2]
+        if _GENERIC.fullmatch(name):
+            return
+        if "/" in path:
+            self._words.add(path)
+        if len(name) >= _NAME_MINIMUM:
+            self._names.add(name)
+
+    def names_process(self, text: str) -> bool:
+        """Whether a word of ``text`` is a path, a program name or a directory of a process."""
+        if not self._words and not self._names and not self._directories:
+            return False
+        for word in _WORD.findall(text):
+            if word in self._words or word.rpartition("/")[2] in self._names:
+                return True
+            if self._directories and word.startswith("/"):
+                directory = word + "/"
+                if directory.startswith(self._directories):
+                    return True
+        return False
+
+    def wants_text(self, text: str) -> bool:
+        """Whether a line or command is kept."""
+        return _STANDS_OUT.search(text) is not None or self.names_process(text)
+
+    def wants(self, entry: PersistenceEntry) -> bool:
+        """Whether an entry is kept: by its unit, its text, its commands or its own path."""
+        if entry.unit is not None and entry.unit in self._units:
+            return True
+        return self.wants_text("\n".join((entry.path, entry.text, *entry.commands)))
+
+    def lines(self, text: str) -> Iterator[tuple[int, str]]:
+        """The (number, line) pairs of a script that are kept; comments never are."""
+        numbers: set[int] = set()
+        for found in _STANDS_OUT.finditer(text):
+            numbers.add(text.count("\n", 0, found.start()))
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            bare = line.strip()
+            if not bare or bare[0] == "#":
+                continue
+            if number in numbers or self.names_process(bare):
+                yield number + 1, bare
