@@ -1,0 +1,121 @@
+"""The driver's process lists and utilisation samples: from its bytes to entries, or to nothing.
+
+The bytes come from a library that may be old, wrong or lying. A buffer is filled with ``FILL``
+before the driver writes to it: how far it wrote tells how long its entries really are, which the
+first R535 drivers changed without saying so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gpuwarden.model import UtilisationSample
+
+FILL = 0xA5
+# nvmlProcessInfo_v1_t: pid, used memory.
+PROCESS_V1 = struct.Struct("=I4xQ")
+# nvmlProcessInfo_v2_t, also what _v3 functions write: pid, used memory, GPU and compute instance.
+PROCESS_V2 = struct.Struct("=I4xQII")
+# nvmlProcessUtilizationSample_t: pid, time in microseconds, SM, memory, encoder, decoder percent.
+SAMPLE = struct.Struct("=I4xQIIII")
+
+STRIDES = {PROCESS_V1.size: (16, 24), PROCESS_V2.size: (24, 32)}
+"""The layout's own entry length, and the longer one that a driver may write instead."""
+LONGEST_STRIDE_BYTES = 64
+
+PID_LIMIT = 1 << 22
+"""PID_MAX_LIMIT of the kernel on 64-bit machines."""
+NO_INSTANCE = 0xFFFFFFFF
+INSTANCE_LIMIT = 1024
+MEMORY_NOT_AVAILABLE = (1 << 64) - 1
+MEMORY_LIMIT_BYTES = 1 << 50
+
+SAMPLE_AGE_LIMIT_NS = 120 * 10**9
+SAMPLE_AHEAD_LIMIT_NS = 5 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a process list; ``memory_bytes`` None means the driver says N/A."""
+
+    pid: int
+    memory_bytes: int | None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessList:
+    """The believable entries of one list, and how many were not."""
+
+    entries: tuple[Entry, ...]
+    implausible: int = 0
+
+
+def parse_processes(buffer: bytes, count: int, layout: struct.Struct) -> ProcessList:
+    """The entries that the driver wrote into a buffer filled with ``FILL``.
+
+    ``count`` is what the driver said it wrote; it is bounded by the buffer. Never raises.
+    """
+    narrow, wide = STRIDES[layout.size]
+    count = max(0, min(count, len(buffer) // wide))
+    written = len(buffer.rstrip(bytes((FILL,))))
+    strides = (wide, narrow) if count * narrow < written <= count * wide else (narrow, wide)
+    best: tuple[Entry, ...] = ()
+    for stride in strides:
+        entries = tuple(
+            entry
+            for at in range(0, count * stride, stride)
+            if (entry := _entry(layout.unpack_from(buffer, at))) is not None
+        )
+        if len(entries) > len(best):
+            best = entries
+        if len(best) == count:
+            break
+    return ProcessList(best, implausible=count - len(best))
+
+
+def _entry(fields: tuple[int, ...]) -> Entry | None:
+    pid, memory = fields[:2]
+    instances = fields[2:] or (NO_INSTANCE, NO_INSTANCE)
+    if not 0 < pid <= PID_LIMIT:
+        return None
+    if any(INSTANCE_LIMIT <= instance != NO_INSTANCE for instance in instances):
+        return None
+    if memory != MEMORY_NOT_AVAILABLE and memory > MEMORY_LIMIT_BYTES:
+        return None
+    gpu_instance, compute_instance = (None if i == NO_INSTANCE else i for i in instances)
+    return Entry(
+        pid,
+        None if memory == MEMORY_NOT_AVAILABLE else memory,
+        gpu_instance,
+        compute_instance,
+    )
+
+
+def parse_samples(
+    buffer: bytes, count: int, pids: Collection[int], now_ns: int
+) -> tuple[dict[int, tuple[UtilisationSample, ...]], set[int]]:
+    """Each listed pid's believable samples, oldest first, and the pids that only had garbage.
+
+    Kept are samples of a listed pid, at most 100 %, not older than two minutes and not from the
+    future; drivers have been seen to hand out others. Never raises.
+    """
+    kept: dict[int, dict[int, UtilisationSample]] = {}
+    garbage: set[int] = set()
+    count = max(0, min(count, len(buffer) // SAMPLE.size))
+    for pid, at_us, sm, memory, _, _ in SAMPLE.iter_unpack(buffer[: count * SAMPLE.size]):
+        if pid not in pids:
+            continue
+        age_ns = now_ns - at_us * 1000
+        fresh = -SAMPLE_AHEAD_LIMIT_NS <= age_ns <= SAMPLE_AGE_LIMIT_NS
+        if fresh and sm <= 100 and memory <= 100:
+            kept.setdefault(pid, {})[at_us] = UtilisationSample(
+                at_ns=at_us * 1000, sm_percent=sm, memory_percent=memory
+            )
+        else:
+            garbage.add(pid)
+    samples = {pid: tuple(found[at] for at in sorted(found)) for pid, found in kept.items()}
+    return samples, garbage - samples.keys()
