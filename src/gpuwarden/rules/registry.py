@@ -1,0 +1,43 @@
+"""Every rule, visibly: its advisory and the pure function of the same name that finds its hits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpuwarden.finding import Advisory
+from gpuwarden.rules import advisories as text
+from gpuwarden.rules import node_rules, row_rules
+from gpuwarden.rules.row_rules import HitFunction
+
+
+class Rule(NamedTuple):
+    """An advisory with the function that finds its hits."""
+
+    advisory: Advisory
+    hits: HitFunction
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(text.GPU_CRYPTOMINER, row_rules.gpu_cryptominer),
+    Rule(text.GPU_CONTAINER_WITHOUT_ALLOCATION, row_rules.gpu_container_without_allocation),
+    Rule(text.PROCESS_HIDDEN, node_rules.process_hidden),
+    Rule(text.GPU_PROCESS_SUSPICIOUS, row_rules.gpu_process_suspicious),
+    Rule(text.NVML_LIBRARY_REFUSED, node_rules.nvml_library_refused),
+    Rule(text.PRELOAD_LIBRARY_UNKNOWN, node_rules.preload_library_unknown),
+    Rule(text.AUTOSTART_SUSPICIOUS, node_rules.autostart_suspicious),
+    Rule(text.GPU_BUSY_WITHOUT_PROCESS, node_rules.gpu_busy_without_process),
+    Rule(text.DEVICE_NODE_RENAMED, node_rules.device_node_renamed),
+    Rule(text.GPU_PROCESS_OF_ENDED_JOB, row_rules.gpu_process_of_ended_job),
+    Rule(text.GPU_ZOMBIE_CONTEXT, row_rules.gpu_zombie_context),
+    Rule(text.GPU_MEMORY_LEAKED, row_rules.gpu_memory_leaked),
+    Rule(text.GPU_PROCESS_ON_WRONG_GPU, row_rules.gpu_process_on_wrong_gpu),
+    Rule(text.GPU_PROCESS_OF_OTHER_TEAM, row_rules.gpu_process_of_other_team),
+    Rule(text.GPU_PROCESS_UNATTRIBUTED, row_rules.gpu_process_unattributed),
+    Rule(text.GPU_UNREADABLE, row_rules.gpu_unreadable),
+    Rule(text.EXPECTED_PROCESS_WITH_SIGNS, row_rules.expected_process_with_signs),
+    Rule(text.HOLDER_NOT_LISTED, node_rules.holder_not_listed),
+    Rule(text.GPU_FAULT_LOGGED, node_rules.gpu_fault_logged),
+    Rule(text.EXCEPTION_EXPIRED, node_rules.exception_expired),
+)
+
+RULE_IDS: frozenset[str] = frozenset(rule.advisory.id for rule in RULES)

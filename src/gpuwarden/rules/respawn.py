@@ -1,0 +1,135 @@
+"""Persistence: what starts a process again, and how far that is odd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpuwarden.finding import Evidence
+from gpuwarden.model import PersistenceEntry, Process
+from gpuwarden.node import Node
+from gpuwarden.rules.masquerade import SYSTEM_DIRECTORIES, TEMP_DIRECTORIES, basename
+from gpuwarden.rules.miner_signs import line_signs
+
+INTERPRETERS = re.compile(r"(?:python|pypy|perl|ruby|node|java|php|lua)[\d.]*|(?:ba|da|z|k)?sh|env")
+PRELOAD_KINDS = frozenset({"preload"})
+CONTAINER_KINDS = frozenset({"container-restart", "pod-controller"})
+# Audit and accounting libraries that clusters load into every process on purpose.
+KNOWN_PRELOADS = re.compile(
+    r"(?:.*/)?(?:libxalt_init|libsnoopy|libtcmalloc\w*|libjemalloc|libmimalloc|libnss_wrapper"
+    r"|libfakeroot|libeatmydata|libdarshan|libmap-sampler|libsegfault|libgtk3-nocsd)"
+    r"(?:-\w+)*\.so(?:\.\d+)*"
+)
+_HIDDEN = re.compile(r"(?:^|[\s'\"=])(?:/[^\s'\"]*)?/\.(?!\.?/)[^\s/'\"]+")
+_FETCH = re.compile(r"\b(?:curl|wget)\b[^|;&]*\|\s*(?:sudo\s+)?(?:\w*/)*(?:ba|da|z)?sh\b")
+_COPY_RUN_DELETE = re.compile(r"\bcp\b.*&&.*\brm\b\s+-\w*[rf]", re.DOTALL)
+_PRELOAD_WRITE = re.compile(r">+\s*/etc/ld\.so\.preload")
+_BASE64 = re.compile(r"\bbase64\b\s+(?:-d|--decode|-D)\b")
+_LOOK_ALIKE = re.compile(r"(?:^|[\s'\"])/s?bin/(?:httpss|sshdd|systemmd|crondd)\b")
+_HOME_TOOLS = re.compile(
+    r"/\.(?:local|venv|conda|pyenv|nvm|cargo|rustup|config|cache|bashrc|profile|bash_aliases)\b"
+)
+
+
+def oddities(entry: PersistenceEntry) -> tuple[str, ...]:
+    """What is structurally odd about an entry, in words; empty for an ordinary one."""
+    text = "\n".join((entry.text, *entry.commands))
+    found: list[str] = []
+    signs = line_signs(text)
+    if signs.activity == "mining" and signs.strength in ("complete", "strong", "name"):
+        found.append("runs a miner: " + "; ".join(signs.reasons))
+    if _COPY_RUN_DELETE.search(text):
+        found.append("copies a program, runs it and deletes it")
+    if _FETCH.search(text):
+        found.append("downloads a script straight into a shell")
+    if _PRELOAD_WRITE.search(text):
+        found.append("rewrites /etc/ld.so.preload")
+    if _BASE64.search(text):
+        found.append("decodes base64 and runs it")
+    if any(command.lstrip("-@:+! ").startswith(TEMP_DIRECTORIES) for command in entry.commands):
+        found.append("starts a program from a temporary directory")
+    if entry.kind not in PRELOAD_KINDS:
+        hidden = _HIDDEN.search(text)
+        if hidden and not _HOME_TOOLS.search(hidden.group()):
+            found.append(f"starts a hidden file ({hidden.group().strip()})")
+        if _LOOK_ALIKE.search(text):
+            found.append("starts a program whose name imitates a system daemon")
+        odd_place = re.search(r"/etc/\.[^/]+/", entry.path)
+        if odd_place:
+            found.append(f"its configuration is hidden in {odd_place.group()}")
+    return tuple(dict.fromkeys(found))
+
+
+def preload_is_known(entry: PersistenceEntry) -> bool:
+    """Whether every library of a preload line is a common audit or allocator library."""
+    return bool(entry.commands) and all(KNOWN_PRELOADS.fullmatch(c) for c in entry.commands)
+
+
+def _where(entry: PersistenceEntry) -> str:
+    line = f":{entry.line}" if entry.line else ""
+    when = f" ({entry.schedule})" if entry.schedule else ""
+    return f"{entry.kind} {entry.path}{line}{when}"
+
+
+def _starts(entry: PersistenceEntry, process: Process) -> str | None:
+    """How an entry is tied to a process: by its path, its name or its unit; None if it is not."""
+    placement = process.cgroup
+    if entry.unit and placement and placement.unit == entry.unit:
+        return "unit"
+    text = "\n".join((entry.text, *entry.commands))
+    candidates: list[str] = []
+    if process.exe is not None and not process.exe.memfd:
+        candidates.append(process.exe.path)
+    if process.argv:
+        candidates.append(process.argv[0])
+        if INTERPRETERS.fullmatch(basename(process.argv[0])):
+            candidates.extend(
+                a for a in process.argv[1:4] if "/" in a or a.endswith((".py", ".sh"))
+            )
+    for candidate in candidates:
+        if INTERPRETERS.fullmatch(basename(candidate)):
+            continue
+        word = re.escape(candidate)
+        if len(candidate) > 3 and re.search(rf"(?:^|[\s'\"=]){word}(?:$|[\s'\";&|])", text):
+            return "path" if "/" in candidate else "name"
+    name = basename(process.exe.path) if process.exe else process.comm
+    if (
+        len(name) > 3
+        and not INTERPRETERS.fullmatch(name)
+        and re.search(rf"(?:^|[\s'\"=/]){re.escape(name)}(?:$|[\s'\";&|])", text)
+    ):
+        return "name"
+    return None
+
+
+def observe(node: Node, process: Process) -> Iterator[Evidence]:
+    """What would start this process again; odd ways are strong, ordinary ones explain."""
+    family = [process, *node.ancestors(process.pid)]
+    for entry in node.persistence:
+        if entry.kind in PRELOAD_KINDS:
+            continue
+        tie: str | None = None
+        for member in family[:4]:
+            tie = _starts(entry, member)
+            if tie is not None:
+                break
+        if tie is None:
+            continue
+        odd = oddities(entry)
+        if odd:
+            yield Evidence(
+                kind="persistence",
+                strength="strong",
+                source=entry.path,
+                text=f"started again by {_where(entry)}, which {'; '.join(odd)}",
+            )
+            continue
+        exe = process.exe
+        from_system = exe is not None and exe.path.startswith(SYSTEM_DIRECTORIES)
+        own_unit = tie == "unit" or entry.kind in CONTAINER_KINDS
+        yield Evidence(
+            kind=None if own_unit else "persistence",
+            strength="fact" if own_unit else ("weak" if from_system or tie == "name" else "strong"),
+            source=entry.path,
+            text=f"started again by {_where(entry)}: {entry.text.strip()[:160]}",
+        )
