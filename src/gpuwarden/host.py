@@ -13,6 +13,7 @@ import os
 import stat
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +45,9 @@ _GETDENTS_BYTES = 1 << 16
 _PROCMAP_QUERY = struct.Struct("=9Q4I2Q")
 _PROCMAP_QUERY_REQUEST = 0xC0686611
 _PROCMAP_SHARED_FILE_FROM_HERE_ON = 0x08 | 0x10 | 0x20
+_PROCMAP_QUERY_FIRST = _PROCMAP_QUERY.pack(
+    _PROCMAP_QUERY.size, _PROCMAP_SHARED_FILE_FROM_HERE_ON, *(0,) * 13
+)
 _MAPPING_LIMIT = 4096
 
 
@@ -433,18 +437,14 @@ class Host:
         except OSError as error:
             _raise(error, path)
         found: list[SharedMapping] = []
-        address = 0
-        flags = _PROCMAP_SHARED_FILE_FROM_HERE_ON
-        size = _PROCMAP_QUERY.size
-        query = bytearray(size)
+        query = bytearray(_PROCMAP_QUERY_FIRST)
         try:
             while len(found) < _MAPPING_LIMIT:
-                _PROCMAP_QUERY.pack_into(query, 0, size, flags, address, *(0,) * 12)
                 fcntl.ioctl(descriptor, _PROCMAP_QUERY_REQUEST, query)
                 answer = _PROCMAP_QUERY.unpack(query)
-                address = answer[4]
-                device = (answer[9], answer[10])
-                found.append(SharedMapping(answer[3], answer[4], device, answer[8]))
+                found.append(SharedMapping(answer[3], answer[4], answer[9:11], answer[8]))
+                query[:] = _PROCMAP_QUERY_FIRST
+                query[16:24] = answer[4].to_bytes(8, sys.byteorder)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESRCH):
                 return found
