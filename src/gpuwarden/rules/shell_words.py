@@ -1,0 +1,518 @@
+"""Shell-like text split into the commands it would run, and commands freed of their wrappers.
+
+A reading of cron lines, ExecStart values, supervisord commands and ``sh -c`` strings that is good
+enough to find programs and arguments; it runs nothing. Bounds: 128 KiB of text, 512 commands, 4
+levels of substitution, linear time. Grammar: POSIX shell, systemd.service(5), crontab(5).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import NamedTuple
+
+MAX_TEXT = 131_072
+MAX_COMMANDS = 512
+MAX_DEPTH = 4
+MAX_VALUE = 4_096
+MAX_WRAPPERS = 16
+
+_ORDINARY = re.compile(r"""[^\s'"\\;&|<>()$`#]+""")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}=")
+_ESCAPED_BYTE = re.compile(r"\\x([0-9a-fA-F]{2})")
+_SCHEDULE = re.compile(
+    r"\s{0,16}(?:@(?:reboot|yearly|annually|monthly|weekly|daily|midnight|hourly)"
+    r"|(?:[0-9*][0-9*,/-]{0,40}\s{1,16}){3}[0-9*a-zA-Z][0-9a-zA-Z*,/-]{0,40}\s{1,16}"
+    r"[0-9*a-zA-Z][0-9a-zA-Z*,/-]{0,40})\s{1,16}(?=\S)"
+)
+_SETTING = re.compile(
+    r"\s{0,16}(?:Exec[A-Z][A-Za-z]{2,12}|command|CMD|ENTRYPOINT)\s{0,4}[= ]\s{0,4}"
+)
+_EXEC_MARKS = "-@:+!|"
+
+CRON_USERS = frozenset(
+    "root daemon nobody www-data apache nginx postgres mysql redis oracle ubuntu debian admin "
+    "hadoop git jenkins tomcat centos ec2-user".split()
+)
+KEYWORDS = frozenset("then do else elif if while until ! { } fi done time".split())
+SHELLS = frozenset("sh bash dash ash zsh ksh mksh busybox-sh rbash fish".split())
+
+# wrapper → options that take a value of their own, and how many words stand before the program.
+WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
+    name: (frozenset(options.split()), words)
+    for name, options, words in (
+        ("sudo", "-u -g -h -p -C -T -r -t -D -R --user --group --host --prompt --chdir", 0),
+        ("doas", "-u -C", 0),
+        ("env", "-u -C --unset --chdir", 0),
+        ("nohup", "", 0),
+        ("setsid", "", 0),
+        ("exec", "-a", 0),
+        ("command", "", 0),
+        ("builtin", "", 0),
+        ("time", "-f -o", 0),
+        ("unbuffer", "", 0),
+        ("graftcp", "-a -p -f -b -w", 0),
+        ("mgraftcp", "--socks5 --http_proxy --select_proxy_mode", 0),
+        ("proxychains", "-f", 0),
+        ("proxychains4", "-f", 0),
+        ("torsocks", "-a -P -u -p", 0),
+        ("torify", "", 0),
+        ("tsocks", "", 0),
+        ("nice", "-n --adjustment", 0),
+        ("ionice", "-c -n --class --classdata", 0),
+        ("chrt", "-T -P -D", 1),
+        ("taskset", "", 1),
+        ("stdbuf", "-i -o -e", 0),
+        ("timeout", "-k -s --kill-after --signal", 1),
+        ("watch", "-n --interval", 0),
+        ("flock", "-w -E --timeout", 1),
+        ("chroot", "", 1),
+        ("unshare", "-S -G -R -w", 0),
+        ("nsenter", "-t -S -G --target", 0),
+        ("numactl", "-N -m -C -i -p --cpunodebind --membind --physcpubind --interleave", 0),
+        ("cpulimit", "-l -P --limit", 0),
+        ("systemd-run", "-u -p -E -M -H --unit --property --setenv --slice --uid --gid", 0),
+        ("runuser", "-u -g -G -s", 0),
+        ("strace", "-o -e -s -E -u -a -P", 0),
+        ("ltrace", "-o -e -s -n -u", 0),
+        ("dumb-init", "", 0),
+        ("tini", "-p -e", 0),
+        ("catatonit", "", 0),
+        ("gosu", "", 1),
+        ("su-exec", "", 1),
+        ("xargs", "-n -P -I -d -a -L -s -E", 0),
+        ("firejail", "", 0),
+        ("wine", "", 0),
+        ("wine64", "", 0),
+        ("busybox", "", 0),
+        ("box64", "", 0),
+        ("srun", "-p -A -t -n -c -N -J -w -G -o -e -D -x -C -q -d -L --gres --partition", 0),
+        ("screen", "-c -h -p -T -e -s -S -t", 0),
+    )
+}
+_CONTAINER_TOOLS = frozenset({"docker", "podman", "nerdctl"})
+_CONTAINER_SWITCHES = frozenset(
+    "-d -i -t -it -ti -dit -itd -td -P -q --rm --detach --interactive --tty --privileged --init "
+    "--read-only --no-healthcheck --oom-kill-disable --publish-all --quiet --replace".split()
+)
+
+
+class Command(NamedTuple):
+    """One simple command: its words, the assignments before it, its input, where its output goes."""
+
+    words: tuple[str, ...]
+    assignments: tuple[tuple[str, str], ...] = ()
+    stdin: str | None = None
+    """Text given by a here-string."""
+    feeds_next: bool = False
+    """Its output is piped into the command after it."""
+
+
+class Unwrapped(NamedTuple):
+    """A command behind its wrappers: either ``words``, or ``line`` for a shell to split."""
+
+    words: tuple[str, ...]
+    wrapped_by: tuple[str, ...] = ()
+    line: str | None = None
+    assignments: tuple[tuple[str, str], ...] = ()
+
+
+def basename(path: str) -> str:
+    """The last part of a POSIX or Windows path, without a login shell's leading dash."""
+    name = path.rstrip("/\\")
+    name = name[max(name.rfind("/"), name.rfind("\\")) + 1 :]
+    return name[1:] if name.startswith("-") and len(name) > 1 else name
+
+
+def decoded_bytes(text: str) -> str | None:
+    """Printable text behind base64 (also URL-safe, unpadded) or hexadecimal digits, or None."""
+    packed = text.strip().rstrip("=")
+    if not 12 <= len(packed) <= MAX_TEXT:
+        return None
+    raw: bytes | None = None
+    if len(packed) % 2 == 0:
+        try:
+            raw = bytes.fromhex(packed[2:] if packed[:2].lower() in {"0x", "\\x"} else packed)
+        except ValueError:
+            raw = None
+    if raw is None:
+        packed = packed.replace("-", "+").replace("_", "/")
+        try:
+            raw = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
+        except (binascii.Error, ValueError):
+            return None
+    if raw[1:2] == b"\0" and raw.count(0) * 2 == len(raw):  # UTF-16, as PowerShell encodes
+        raw = raw[::2]
+    try:
+        decoded = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return decoded if all(c.isprintable() or c in "\n\r\t" for c in decoded) else None
+
+
+def unescaped(text: str) -> str:
+    r"""Text with ``\xNN`` replaced by the characters meant."""
+    if "\\x" not in text:
+        return text
+    return _ESCAPED_BYTE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def without_schedule(text: str) -> str:
+    """A crontab, unit-file or supervisord line reduced to the command it runs."""
+    text = text[:MAX_TEXT]
+    schedule = _SCHEDULE.match(text)
+    if schedule:
+        text = text[schedule.end() :]
+        user, _, rest = text.partition(" ")
+        return rest if user in CRON_USERS and rest.strip() else text
+    setting = _SETTING.match(text)
+    if setting and (text[setting.end() - 1 : setting.end()] == "=" or "=" in setting[0]):
+        return text[setting.end() :].lstrip(_EXEC_MARKS)
+    return text
+
+
+def split_commands(text: str) -> tuple[Command, ...]:
+    """The simple commands of a line in the order written, those in substitutions included."""
+    return tuple(_Splitter(text[:MAX_TEXT], {}, 0, [MAX_TEXT]).run())
+
+
+class _Splitter:
+    def __init__(self, text: str, variables: dict[str, str], depth: int, budget: list[int]) -> None:
+        self.text = text
+        self.budget = budget
+        """Characters that substitutions may still add, shared by all levels: no text bombs."""
+        self.unclosed: set[str] = set()
+        self.variables = variables
+        self.depth = depth
+        self.commands: list[Command] = []
+        self.words: list[str] = []
+        self.assignments: list[tuple[str, str]] = []
+        self.stdin: str | None = None
+        self.parts: list[str] = []
+        self.started = False
+        self.quoted = False
+        self.next_word = "word"
+        self.substitutes = depth < MAX_DEPTH
+
+    def run(self) -> list[Command]:
+        text, end, at = self.text, len(self.text), 0
+        while at < end and len(self.commands) < MAX_COMMANDS:
+            ordinary = _ORDINARY.match(text, at)
+            if ordinary:
+                self.add(ordinary[0])
+                at = ordinary.end()
+                continue
+            char = text[at]
+            if char in " \t\r\v\f":
+                self.end_word()
+                at += 1
+            elif char in "'\"":
+                at = self.quote(char, at)
+            elif char == "\\":
+                if text[at + 1 : at + 2] == "x":
+                    self.add("\\")
+                    at += 1
+                else:
+                    self.add(text[at + 1 : at + 2].replace("\n", ""))
+                    at += 2
+            elif char in "$`":
+                at = self.dollar(at)
+            elif char == "#":
+                if self.started:
+                    self.add(char)
+                    at += 1
+                else:
+                    newline = text.find("\n", at)
+                    at = end if newline < 0 else newline
+            elif char in "<>" or text.startswith("&>", at):
+                at = self.redirect(at)
+            elif char in ";&|\n()":
+                pair = text[at : at + 2]
+                self.end_command(feeds_next=char == "|" and pair != "||")
+                at += 2 if pair in {"&&", "||", "|&", ";;"} else 1
+            else:
+                self.end_word()
+                at += 1
+        self.end_command(feeds_next=False)
+        return self.commands
+
+    def add(self, part: str) -> None:
+        self.parts.append(part)
+        self.started = True
+
+    def quote(self, mark: str, at: int) -> int:
+        close = -1 if mark in self.unclosed else self.text.find(mark, at + 1)
+        if mark == '"':
+            while close > 0 and self.text[close - 1] == "\\":
+                close = self.text.find(mark, close + 1)
+        if close < 0:
+            self.unclosed.add(mark)
+            return at + 1
+        inner = self.text[at + 1 : close]
+        if mark == '"':
+            inner = inner.replace('\\"', '"').replace("\\\\", "\\")
+            if "$" in inner or "`" in inner:
+                inner = self.expanded(inner)
+        self.quoted = True
+        self.add(inner)
+        return close + 1
+
+    def expanded(self, inner: str) -> str:
+        parts: list[str] = []
+        at = 0
+        while at < len(inner):
+            mark = min(
+                (i for i in (inner.find("$", at), inner.find("`", at)) if i >= 0), default=-1
+            )
+            if mark < 0:
+                break
+            parts.append(inner[at:mark])
+            value, at = self.value_at(inner, mark)
+            parts.append(value)
+            if len(parts) > 256:
+                break
+        return "".join(parts) + inner[at:]
+
+    def dollar(self, at: int) -> int:
+        if self.text.startswith("$'", at):
+            return self.quote("'", at + 1)
+        value, after = self.value_at(self.text, at)
+        pieces = value.split()
+        if len(pieces) > 1:  # an unquoted substitution falls apart into words
+            for piece in pieces[:-1]:
+                self.add(piece)
+                self.end_word()
+            value = pieces[-1]
+        self.add(value)
+        return after
+
+    def value_at(self, text: str, at: int) -> tuple[str, int]:
+        """What a ``$…`` or backtick at ``at`` stands for, and where it ends."""
+        if text[at] == "`" or text.startswith("$(", at):
+            start = at + (1 if text[at] == "`" else 2)
+            close = -1
+            if self.substitutes:
+                close = text.find("`", start) if text[at] == "`" else _closing(text, start)
+                self.substitutes = close >= 0
+            if close < 0:
+                return text[at], at + 1
+            inner = _Splitter(text[start:close], self.variables, self.depth + 1, self.budget).run()
+            self.commands += inner[: MAX_COMMANDS - len(self.commands)]
+            return self.afforded(output_of(tuple(inner)) or "", ""), close + 1
+        braced = text.startswith("${", at)
+        name = _NAME.match(text, at + (2 if braced else 1))
+        if name is None:
+            return text[at], at + 1
+        after = name.end()
+        fallback = text[at:after]
+        if braced:
+            close = text.find("}", after, after + MAX_VALUE)
+            if close < 0:
+                return text[at], at + 1
+            if text.startswith((":-", ":="), after):
+                fallback = text[after + 2 : close]
+            after = close + 1
+        return self.afforded(self.variables.get(name[0], fallback), fallback), after
+
+    def afforded(self, value: str, otherwise: str) -> str:
+        if len(value) > self.budget[0]:
+            return otherwise
+        self.budget[0] -= len(value)
+        return value
+
+    def redirect(self, at: int) -> int:
+        if "".join(self.parts).isdigit() and not self.quoted:
+            self.parts, self.started = [], False
+        self.end_word()
+        text = self.text
+        if text.startswith("<<<", at):
+            self.next_word = "stdin"
+            return at + 3
+        if text.startswith(("<(", ">("), at):
+            self.end_command(feeds_next=False)
+            return at + 2
+        at += 1
+        while at < len(text) and text[at] in "<>&|":
+            at += 1
+        self.next_word = "drop"
+        return at
+
+    def end_word(self) -> None:
+        if not self.started:
+            return
+        word, role = "".join(self.parts), self.next_word
+        quoted = self.quoted
+        self.parts, self.started, self.quoted, self.next_word = [], False, False, "word"
+        if role == "drop":
+            return
+        if role == "stdin":
+            self.stdin = word
+        elif not self.words and _ASSIGNMENT.match(word):
+            name, _, value = word.partition("=")
+            self.assignments.append((name, value[:MAX_VALUE]))
+            if len(self.variables) < 64:
+                self.variables[name] = value[:MAX_VALUE]
+        elif self.words or quoted or word not in KEYWORDS:
+            self.words.append(word)
+
+    def end_command(self, *, feeds_next: bool) -> None:
+        self.end_word()
+        if self.words or self.assignments or self.stdin is not None:
+            self.commands.append(
+                Command(tuple(self.words), tuple(self.assignments), self.stdin, feeds_next)
+            )
+        self.words, self.assignments, self.stdin, self.next_word = [], [], None, "word"
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 1
+    for match in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+def output_of(commands: tuple[Command, ...]) -> str | None:
+    """What a pipeline of echo, printf and decoders prints, or None if it is any other."""
+    text: str | None = None
+    for command in commands:
+        text = output_of_one(command, text)
+    return text
+
+
+def output_of_one(command: Command, stdin: str | None) -> str | None:
+    """What one echo, printf, cat, ``base64 -d``, ``xxd -r`` or ``rev`` prints, given its input."""
+    if not command.words:
+        return None
+    program, arguments = basename(command.words[0]).lower(), command.words[1:]
+    source = command.stdin if command.stdin is not None else stdin
+    if program in {"echo", "printf"}:
+        kept = [
+            word for word in arguments if word not in {"-n", "-e", "-ne", "-en", "%s", "%b", "--"}
+        ]
+        return unescaped(" ".join(kept).replace("\\n", "\n"))
+    if source is None:
+        return None
+    if program in {"cat", "tee"} and not arguments:
+        return source
+    if program == "rev":
+        return source[::-1]
+    decodes = {"base64", "openssl", "xxd", "base32"}
+    flags = {"-d", "--decode", "-D", "-r", "-di", "-rp", "-r-p"}
+    if program in decodes and any(word in flags for word in arguments):
+        return decoded_bytes("".join(source.split()))
+    return None
+
+
+def unwrap(words: tuple[str, ...]) -> Unwrapped:
+    """The command that sudo, nohup, screen, graftcp, ``sh -c``, ``docker run``… would start."""
+    wrapped_by: list[str] = []
+    assignments: list[tuple[str, str]] = []
+    for _ in range(MAX_WRAPPERS):
+        if not words:
+            break
+        name = basename(words[0]).lower()
+        line: str | None = None
+        rest: tuple[str, ...] = ()
+        if name in SHELLS or (name == "su" or (name == "runuser" and "-c" in words)):
+            line = _shell_line(words, login=name in {"su", "runuser"})
+        elif name == "eval":
+            line = " ".join(words[1:])
+        elif name == "tmux":
+            rest = _after_tmux(words)
+        elif name == "start-stop-daemon":
+            rest = _after_start_stop_daemon(words)
+        elif name in _CONTAINER_TOOLS:
+            rest = _after_container_tool(words, assignments)
+        elif name in {"kubectl", "oc", "apptainer", "singularity", "crictl"}:
+            rest = words[words.index("--") + 1 :] if "--" in words else ()
+        elif name.startswith(("ld-linux", "ld-musl")):
+            rest = _after_options(words, frozenset({"--library-path", "--argv0", "--preload"}), 0)
+        elif name in WRAPPERS:
+            rest = _after_options(words, *WRAPPERS[name])
+        if line is not None:
+            return Unwrapped((), (*wrapped_by, name), line, tuple(assignments))
+        while rest and _ASSIGNMENT.match(rest[0]) and name in {"sudo", "env", "doas"}:
+            variable, _, value = rest[0].partition("=")
+            assignments.append((variable, value[:MAX_VALUE]))
+            rest = rest[1:]
+        if not rest:
+            break
+        wrapped_by.append(name)
+        if len(rest) == 1 and " " in rest[0].strip() and name in {"tmux", "watch", "screen"}:
+            return Unwrapped((), tuple(wrapped_by), rest[0], tuple(assignments))
+        words = rest
+    return Unwrapped(words, tuple(wrapped_by), None, tuple(assignments))
+
+
+def _shell_line(words: tuple[str, ...], *, login: bool) -> str | None:
+    for index, word in enumerate(words[1:], start=1):
+        if word.startswith("-") and not word.startswith("--") and "c" in word and len(word) <= 6:
+            return words[index + 1] if index + 1 < len(words) else None
+        if not word.startswith("-") and not login:
+            return None
+    return None
+
+
+def _after_options(
+    words: tuple[str, ...], valued: frozenset[str], positionals: int
+) -> tuple[str, ...]:
+    index = 1
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            index += 1
+            break
+        if not word.startswith("-") or word == "-":
+            break
+        # Combined short options (screen -dmLS NAME) take a value if their last one does.
+        last = "-" + word[-1]
+        takes = word in valued or (
+            not word.startswith("--") and word[1:].isalpha() and len(word) <= 5 and last in valued
+        )
+        index += 2 if takes else 1
+    return words[index + positionals :]
+
+
+def _after_tmux(words: tuple[str, ...]) -> tuple[str, ...]:
+    for index, word in enumerate(words[1:], start=1):
+        if word in {"new-session", "new", "new-window", "neww", "split-window", "respawn-pane"}:
+            return _after_options(words[index:], frozenset("-s -n -t -c -x -y -F -e".split()), 0)
+        if word in {"send-keys", "send"}:
+            after = _after_options(words[index:], frozenset({"-t", "-N"}), 0)
+            return tuple(key for key in after if key not in {"Enter", "C-m", "ENTER"})
+    return ()
+
+
+def _after_start_stop_daemon(words: tuple[str, ...]) -> tuple[str, ...]:
+    tail = words[words.index("--") + 1 :] if "--" in words else ()
+    for index, word in enumerate(words):
+        if word in {"--startas", "-a", "--exec", "-x"} and index + 1 < len(words):
+            return (words[index + 1], *tail)
+    return ()
+
+
+def _after_container_tool(
+    words: tuple[str, ...], assignments: list[tuple[str, str]]
+) -> tuple[str, ...]:
+    """``run IMAGE ARGS`` as if the image were the program; ``exec NAME CMD`` as CMD."""
+    verb = next((i for i, word in enumerate(words) if word in {"run", "exec", "create"}), 0)
+    if not verb:
+        return ()
+    index = verb + 1
+    while index < len(words) and words[index].startswith("-"):
+        word = words[index]
+        if word in {"-e", "--env"} and index + 1 < len(words) and "=" in words[index + 1]:
+            variable, _, value = words[index + 1].partition("=")
+            assignments.append((variable, value[:MAX_VALUE]))
+        index += 1 if "=" in word or word in _CONTAINER_SWITCHES else 2
+    if words[verb] == "exec":
+        return words[index + 1 :]
+    if index >= len(words):
+        return ()
+    image = words[index].partition("@")[0]
+    slash = image.rfind("/")
+    return (image[: slash + 1] + image[slash + 1 :].partition(":")[0], *words[index + 1 :])
