@@ -414,7 +414,8 @@ class PersistenceEntry(Fact, frozen=True, kw_only=True):
 
     kind: str
     """cron, systemd-service, systemd-timer, rc-local, preload, shell-profile, supervisord,
-    container-restart, pod-controller, init-script, autostart."""
+    container-restart, pod-controller, init-script, autostart, at, systemd-generator, udev-rule,
+    motd-script, ssh-rc."""
     path: str
     line: int | None = None
     text: str = ""

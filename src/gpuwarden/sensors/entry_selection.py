@@ -30,6 +30,40 @@ _STANDS_OUT = re.compile(
     r"|\b(?:nohup|setsid|disown)\b|/dev/tcp/|\bexec\s+-a\b|\bcrontab\s"
     r"|\bchattr\b|\bmemfd_create\b",
 )
+# Each form above holds at least one of these: looking for them first is ten times faster than the
+# expression on every line.
+_MARKS = (
+    "/.",
+    "tmp/",
+    "/shm/",
+    "cp",
+    "curl",
+    "wget",
+    "aria2c",
+    "axel",
+    "base64",
+    "openssl",
+    "xxd",
+    "ld.so.preload",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "stratum",
+    "--pool",
+    "--algo",
+    "--wallet",
+    "--donate-level",
+    "--url",
+    "--rig-id",
+    "nohup",
+    "setsid",
+    "disown",
+    "/dev/tcp/",
+    "exec",
+    "crontab",
+    "chattr",
+    "memfd_create",
+)
+_LINE_END = re.compile("\n")
 _WORD = re.compile(r"[^\s;&|()<>\"'`=,{}]+")
 # Interpreters and supervisors of everything: their name alone ties an entry to no process.
 _GENERIC = re.compile(
@@ -40,6 +74,7 @@ _GENERIC = re.compile(
 )
 _NAME_MINIMUM = 3
 _NEEDLES_LIMIT = 20_000
+_MARKS_LIMIT = 1000
 _ARGUMENTS_LOOKED_AT = 8
 
 
@@ -57,6 +92,10 @@ class Selection:
                 break
             self._learn(process, directories)
         self._directories = tuple(sorted(directories))
+        marks = self._words | self._names | {path.rstrip("/") for path in directories}
+        self._marks_complete = len(marks) <= _MARKS_LIMIT
+        self._marks = tuple(marks) if self._marks_complete else ()
+        """What a line that names a process must contain, unless there are too many."""
 
     def _learn(self, process: Process, directories: set[str]) -> None:
         if process.exe is not None:
@@ -88,7 +127,7 @@ class Selection:
         for word in _WORD.findall(text):
             if word in self._words or word.rpartition("/")[2] in self._names:
                 return True
-            if self._directories and word.startswith("/"):
+            if self._directories and word[0] == "/":
                 directory = word + "/"
                 if directory.startswith(self._directories):
                     return True
@@ -96,7 +135,7 @@ class Selection:
 
     def wants_text(self, text: str) -> bool:
         """Whether a line or command is kept."""
-        return _STANDS_OUT.search(text) is not None or self.names_process(text)
+        return stands_out(text) or self.names_process(text)
 
     def wants(self, entry: PersistenceEntry) -> bool:
         """Whether an entry is kept: by its unit, its text, its commands or its own path."""
@@ -106,13 +145,33 @@ class Selection:
 
     def lines(self, text: str) -> Iterator[tuple[int, str]]:
         """The (number, line) pairs of a script that are kept; comments never are."""
-        numbers: set[int] = set()
-        for found in _STANDS_OUT.finditer(text):
-            numbers.add(text.count("\n", 0, found.start()))
-        lines = text.split("\n")
-        for number, line in enumerate(lines):
-            bare = line.strip()
-            if not bare or bare[0] == "#":
-                continue
-            if number in numbers or self.names_process(bare):
-                yield number + 1, bare
+        marks = (*_MARKS, *self._marks)
+        if not self._marks_complete:
+            starts = {0, *(found.end() for found in _LINE_END.finditer(text))}
+        else:
+            starts = _line_starts(text, marks)
+        number, counted = 1, 0
+        for start in sorted(starts):
+            end = text.find("\n", start)
+            bare = text[start : end if end >= 0 else len(text)].strip()
+            number += text.count("\n", counted, start)
+            counted = start
+            if bare and bare[0] != "#" and self.wants_text(bare):
+                yield number, bare
+
+
+def stands_out(text: str) -> bool:
+    """Whether ``text`` has one of the forms that are kept whatever they name."""
+    return any(mark in text for mark in _MARKS) and _STANDS_OUT.search(text) is not None
+
+
+def _line_starts(text: str, marks: Iterable[str]) -> set[int]:
+    """Where the lines begin that contain one of ``marks``."""
+    starts: set[int] = set()
+    for mark in marks:
+        at = text.find(mark)
+        while at >= 0:
+            starts.add(text.rfind("\n", 0, at) + 1)
+            end = text.find("\n", at)
+            at = text.find(mark, end) if end >= 0 else -1
+    return starts

@@ -72,7 +72,10 @@ class PlaceReader:
             return []
         if len(names) > NAMES_LIMIT:
             self.gap(directory, f"only {NAMES_LIMIT} of {len(names)} names were looked at")
-        return sorted(name for name in names[:NAMES_LIMIT] if _is_utf8(name))
+        text = sorted(name for name in names[:NAMES_LIMIT] if _is_utf8(name))
+        if unreadable := min(len(names), NAMES_LIMIT) - len(text):
+            self.gap(directory, f"{unreadable} names that are not UTF-8 were not looked at")
+        return text
 
     def gap(self, what: str, reason: str, remedy: str = "") -> None:
         """Remembers something unseen; equal ones are counted."""

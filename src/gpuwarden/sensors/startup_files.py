@@ -54,6 +54,7 @@ _UDEV_RUN = re.compile(
     r"\b(?:RUN|PROGRAM|IMPORT\{program\})(?:\{[a-z]+\})?\s*[+:]?==?\s*\"([^\"]{1,2000})\""
 )
 _LINES_LIMIT = 500
+_STARTS_NOTHING = re.compile(r"exit(?: \d{1,3})?|set [-+]\w{1,10}|fi|done|esac|\}|then|else")
 
 
 def parse_preload(text: str) -> list[PersistenceEntry]:
@@ -79,7 +80,7 @@ def parse_preload(text: str) -> list[PersistenceEntry]:
 def parse_shell_profile(
     text: str, path: str, kind: str = "shell-profile"
 ) -> list[PersistenceEntry]:
-    """One entry a line that is neither empty nor a comment; continued lines are joined."""
+    """One entry a line that can start something; continued lines are joined."""
     entries: list[PersistenceEntry] = []
     joined, start = "", 0
     for number, raw in enumerate(text.split("\n"), 1):
@@ -93,7 +94,7 @@ def parse_shell_profile(
             joined = line[:-1]
             continue
         joined = ""
-        if line.strip():
+        if line.strip() and not _STARTS_NOTHING.fullmatch(line):
             entries.append(_line_entry(kind, path, start, line))
         if len(entries) >= ENTRIES_LIMIT:
             return entries

@@ -186,7 +186,7 @@ def _settings(text: str) -> Iterator[tuple[int, str, str, str]]:
         else:
             start = number
         if line.endswith("\\") and len(line) < _LINE_LIMIT:
-            joined = line[:-1] + " "
+            joined = line[:-1].rstrip() + " "
             continue
         joined = ""
         if line.startswith("["):

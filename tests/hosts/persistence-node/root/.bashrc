@@ -1,0 +1,3 @@
+case $- in *i*) ;; *) return;; esac
+[ -f ~/.bash_aliases ] && . ~/.bash_aliases
+. "$HOME/.cargo/env"
