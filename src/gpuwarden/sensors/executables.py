@@ -40,6 +40,18 @@ class _Contents(msgspec.Struct, frozen=True):
     unread: dict[str, str] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Binary:
+    """One process's binary as its link and statx through it tell."""
+
+    pid: int
+    path: str
+    status: FileStatus
+    deleted: bool
+    memfd: bool
+    mount_namespace: int | None
+
+
 @dataclass(slots=True)
 class Binaries:
     """What one scan remembers about binaries and mounts, so that 200 workers cost one look."""
@@ -63,6 +75,9 @@ def new_binaries(host: Host, names: UserNames) -> Binaries:
     binaries = Binaries(host, names)
     binaries.init_mount_namespace = read_namespace(host, 1, "mnt")
     own = read_namespace(host, "self", "mnt")
+    if binaries.init_mount_namespace is None and host.is_local:
+        # Not even root may always look at pid 1; what we see at "/" is the next best host.
+        binaries.init_mount_namespace = own
     if not host.is_local or (own is not None and own == binaries.init_mount_namespace):
         binaries.init_root = ""
     elif binaries.init_mount_namespace is not None:
@@ -117,7 +132,8 @@ def read_executable(
         filesystem: str | None = "tmpfs"
     else:
         filesystem = None if mounts is None else mounts.filesystem(status.device, path)
-    contents = _contents(binaries, pid, path, status, filesystem, deleted, memfd, mount_namespace)
+    binary = _Binary(pid, path, status, deleted, memfd, mount_namespace)
+    contents = _contents(binaries, binary, filesystem)
     unread = dict(contents.unread)
     if filesystem is None:
         unread["filesystem"] = "its mount is not in the process's mount table"
@@ -175,28 +191,22 @@ def split_deleted(host: Host, pid: int, text: str, status: FileStatus) -> tuple[
     return (text, False) if is_name else (stripped, True)
 
 
-def _contents(
-    binaries: Binaries,
-    pid: int,
-    path: str,
-    status: FileStatus,
-    filesystem: str | None,
-    deleted: bool,
-    memfd: bool,
-    namespace: int | None,
-) -> _Contents:
-    key = (status.device, status.inode, status.size_bytes, path, deleted, namespace)
+def _contents(binaries: Binaries, binary: _Binary, filesystem: str | None) -> _Contents:
+    status, namespace = binary.status, binary.mount_namespace
+    key = (status, binary.path, binary.deleted, namespace)
     if namespace is not None and key in binaries.contents:
         return binaries.contents[key]
 
     def look() -> _Contents:
-        return _look(binaries, pid, path, status, deleted, memfd, namespace)
+        return _look(binaries, binary)
 
     if is_network(filesystem) and binaries.host.is_live:
         contents = _look_with_deadline(binaries, status.device, look)
     else:
         contents = look()
-    binaries.contents[key] = contents
+    if not contents.unread:
+        # A reason may be this process's alone: it may have vanished meanwhile.
+        binaries.contents[key] = contents
     return contents
 
 
@@ -215,15 +225,8 @@ def _look_with_deadline(
     return _Contents(unread=dict.fromkeys(fields, reason))
 
 
-def _look(
-    binaries: Binaries,
-    pid: int,
-    path: str,
-    status: FileStatus,
-    deleted: bool,
-    memfd: bool,
-    namespace: int | None,
-) -> _Contents:
+def _look(binaries: Binaries, binary: _Binary) -> _Contents:
+    pid, path, status = binary.pid, binary.path, binary.status
     unread: dict[str, str] = {}
     elf, links_python, reason = _elf(binaries, pid, path, status)
     if reason:
@@ -231,10 +234,10 @@ def _look(
     genuine: bool | None = None
     replaced = False
     writers: tuple[int, ...] = ()
-    if not memfd:
+    if not binary.memfd:
         at_path = _status(binaries.host, f"/proc/{pid}/root{path}")
-        replaced = deleted and at_path is not None
-        genuine, why = _genuine(binaries, path, status, namespace)
+        replaced = binary.deleted and at_path is not None
+        genuine, why = _genuine(binaries, path, status, binary.mount_namespace)
         if why:
             unread["path_is_genuine"] = why
         folder = _status(binaries.host, f"/proc/{pid}/root{os.path.dirname(path) or '/'}")
@@ -299,11 +302,10 @@ def _elf(
             python = any(_LIBPYTHON.fullmatch(name) for name in identity.needed) or (
                 identity.is_elf and _carries_python(binaries.host, link)
             )
-        answer = (identity.is_elf, python, "")
     except GpuwardenError as error:
-        answer = (None, None, str(error))
-    binaries.elf[key] = answer
-    return answer
+        return None, None, str(error)
+    binaries.elf[key] = (identity.is_elf, python, "")
+    return identity.is_elf, python, ""
 
 
 def _carries_python(host: Host, link: str) -> bool:

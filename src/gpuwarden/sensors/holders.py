@@ -8,14 +8,17 @@ socket's queue or registered with io_uring only, and the table of a thread that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host, OpenFiles
 from gpuwarden.model import Gap, Holder, NodeKind
 from gpuwarden.sensors import process_table
 from gpuwarden.sensors.device_nodes import Majors, assigned_majors, kind_of, read_majors
+from gpuwarden.sensors.fan_out import fan_out, workers_for
 from gpuwarden.sensors.seen import Seen, StatLine
 
 # proc_pid_maps(5): start-end perms offset major:minor inode path; all but the inode hexadecimal.
@@ -28,6 +31,9 @@ _SHARED = re.compile(rb" [r-][w-][x-]s ")
 _MAPS_LIMIT_BYTES = 16 << 20
 _DESCRIPTOR_LIMIT = 4096
 _THREADS_LIMIT = 256
+_LEAST_EACH = 200
+"""Fewer processes than this are not worth a child of their own."""
+_DEADLINE_SECONDS = 20.0
 DELETED = " (deleted)"
 
 FileKey = tuple[tuple[int, int], int]
@@ -64,6 +70,17 @@ def parse_shared_mappings(data: bytes) -> list[MappedFile]:
     ]
 
 
+class _Share(msgspec.Struct):
+    """What was found at one share of the processes, possibly in a child of its own."""
+
+    holders: list[Holder] = []
+    socket_owners: dict[int, int] = {}
+    denied_descriptors: int = 0
+    denied_mappings: int = 0
+    mapped_by_path: list[int] = []
+    """Processes whose mapped nodes are known by their path alone."""
+
+
 @dataclass(slots=True)
 class _Look:
     """What one pass needs to remember: known nodes, files already identified, what was refused."""
@@ -74,9 +91,7 @@ class _Look:
     nodes_by_file: dict[FileKey, tuple[int, int]]
     nodes_by_path: dict[str, tuple[int, int]]
     identified: dict[FileKey, tuple[int, int] | None] = field(default_factory=dict)
-    denied_descriptors: int = 0
-    denied_mappings: int = 0
-    mappings_by_path: list[int] = field(default_factory=list)
+    share: _Share = field(default_factory=_Share)
 
 
 def _device_key(text: str | None) -> tuple[int, int]:
@@ -120,13 +135,58 @@ def read(host: Host, seen: Seen) -> Iterator[Holder | Gap]:
     if not seen.table:
         seen.table.update(process_table.read(host))
     own = process_table.own_pids(host, seen.table)
-    for pid, line in seen.table.items():
-        if pid not in own and not process_table.is_kernel_thread(line):
-            yield from _holders_of(look, line, seen.socket_owners)
-    yield from _gaps(look)
+    lines = [
+        line
+        for pid, line in seen.table.items()
+        if pid not in own and not process_table.is_kernel_thread(line)
+    ]
+    workers = workers_for(len(lines), least_each=_LEAST_EACH) if host.is_live else 1
+    if workers == 1:
+        share = _read_share(look, lines)
+        yield from _keep(seen, share)
+        yield from _gaps(share)
+        return
+    total = _Share()
+    for some, answer in fan_out(
+        lines,
+        lambda some: msgspec.msgpack.encode(_read_share(look, some)),
+        workers=workers,
+        deadline_seconds=_DEADLINE_SECONDS,
+    ):
+        if isinstance(answer, Exception):
+            yield _unanswered(some, answer)
+            continue
+        share = msgspec.msgpack.decode(answer, type=_Share)
+        yield from _keep(seen, share)
+        total.denied_descriptors += share.denied_descriptors
+        total.denied_mappings += share.denied_mappings
+        total.mapped_by_path += share.mapped_by_path
+    yield from _gaps(total)
 
 
-def _holders_of(look: _Look, line: StatLine, socket_owners: dict[int, int]) -> Iterator[Holder]:
+def _keep(seen: Seen, share: _Share) -> Iterator[Holder]:
+    for inode, pid in share.socket_owners.items():
+        seen.socket_owners.setdefault(inode, pid)
+    yield from share.holders
+
+
+def _read_share(look: _Look, lines: Sequence[StatLine]) -> _Share:
+    look.share = _Share()
+    for line in lines:
+        look.share.holders.extend(_holders_of(look, line))
+    return look.share
+
+
+def _unanswered(lines: Sequence[StatLine], error: Exception) -> Gap:
+    return Gap(
+        sensor="holders",
+        what="descriptors of processes " + ", ".join(str(line.pid) for line in lines[:16]),
+        reason=f"reading them did not end: {error}",
+        count=len(lines),
+    )
+
+
+def _holders_of(look: _Look, line: StatLine) -> Iterator[Holder]:
     pid = line.pid
     devices: dict[tuple[int, int], tuple[NodeKind, list[tuple[str, int]]]] = {}
     for folder in _descriptor_folders(look.host, line):
@@ -134,7 +194,7 @@ def _holders_of(look: _Look, line: StatLine, socket_owners: dict[int, int]) -> I
         if files is None:
             continue
         for inode in files.sockets:
-            socket_owners.setdefault(inode, pid)
+            look.share.socket_owners.setdefault(inode, pid)
         for descriptor, number in files.devices:
             kind = kind_of(*number, look.majors)
             if kind is not None:
@@ -182,11 +242,11 @@ def _open_files(look: _Look, folder: str) -> OpenFiles | None:
     try:
         files = look.host.open_files(folder)
     except Denied:
-        look.denied_descriptors += 1
+        look.share.denied_descriptors += 1
         return None
     except (Unavailable, Malformed):
         return None
-    look.denied_descriptors += files.unread > 0
+    look.share.denied_descriptors += files.unread > 0
     return files
 
 
@@ -207,7 +267,7 @@ def _mapped_devices(look: _Look, pid: int) -> dict[tuple[int, int], str]:
         else:
             files = [MappedFile(m.start, m.end, m.device, m.inode, "") for m in found if m.inode]
     except Denied:
-        look.denied_mappings += 1
+        look.share.denied_mappings += 1
         return {}
     except (Unavailable, Malformed):
         return {}
@@ -237,7 +297,7 @@ def _mapped_number(look: _Look, pid: int, file: MappedFile) -> tuple[int, int] |
     except (Denied, Malformed):
         number = look.nodes_by_path.get(file.path.removesuffix(DELETED))
         if number is not None:
-            look.mappings_by_path.append(pid)
+            look.share.mapped_by_path.append(pid)
         return number
     except Unavailable:
         return look.nodes_by_path.get(file.path.removesuffix(DELETED))
@@ -247,30 +307,30 @@ def _mapped_number(look: _Look, pid: int, file: MappedFile) -> tuple[int, int] |
     return number
 
 
-def _gaps(look: _Look) -> Iterator[Gap]:
+def _gaps(share: _Share) -> Iterator[Gap]:
     remedy = "run as root with CAP_SYS_PTRACE (and without hidepid on /proc)"
-    if look.denied_descriptors:
+    if share.denied_descriptors:
         yield Gap(
             sensor="holders",
             what="open descriptors of other users' processes",
             reason="permission denied for /proc/<pid>/fd",
             remedy=remedy,
-            count=look.denied_descriptors,
+            count=share.denied_descriptors,
         )
-    if look.denied_mappings > look.denied_descriptors:
+    if share.denied_mappings > share.denied_descriptors:
         yield Gap(
             sensor="holders",
             what="memory mappings of processes",
             reason="permission denied for /proc/<pid>/maps",
             remedy=remedy,
-            count=look.denied_mappings,
+            count=share.denied_mappings,
         )
-    if look.mappings_by_path:
+    if share.mapped_by_path:
         yield Gap(
             sensor="holders",
             what="mapped device nodes known by their path alone: "
-            + ", ".join(f"pid {pid}" for pid in look.mappings_by_path[:8]),
+            + ", ".join(f"pid {pid}" for pid in share.mapped_by_path[:8]),
             reason="permission denied for /proc/<pid>/map_files",
             remedy="run with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE",
-            count=len(look.mappings_by_path),
+            count=len(share.mapped_by_path),
         )

@@ -68,7 +68,7 @@ class MountTable:
 
 
 def _is_under(path: str, point: str) -> bool:
-    return point == "/" or path == point or path.startswith(point + "/")
+    return point in ("/", path) or path.startswith(point + "/")
 
 
 def is_network(filesystem: str | None) -> bool:
