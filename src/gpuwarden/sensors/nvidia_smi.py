@@ -17,6 +17,7 @@ from gpuwarden.sensors.nvidia_smi_values import Draft, pci_of
 from gpuwarden.sensors.nvidia_smi_xml import read_xml
 
 DUMP_LIMIT_BYTES = 64 << 20
+LINE_LIMIT = 1_000_000
 
 _LOST_GPU = re.compile(
     r"Unable to determine the device handle for (?:GPU|gpu)\s*(?P<address>[0-9A-Fa-f:.]{7,20}?):"
@@ -49,11 +50,13 @@ class Dump:
 def read_dump(data: bytes) -> Dump | None:
     """The facts of a recorded nvidia-smi output; None if the bytes are none that we know.
 
-    Errors: Malformed past ``DUMP_LIMIT_BYTES`` or the limits of the markup scanner.
+    Errors: Malformed past ``DUMP_LIMIT_BYTES``, ``LINE_LIMIT`` or the limits of the markup scanner.
     """
     if len(data) > DUMP_LIMIT_BYTES:
         raise Malformed(f"an nvidia-smi dump of more than {DUMP_LIMIT_BYTES >> 20} MiB")
     text = _decoded(data)
+    if text.count("\n") > LINE_LIMIT:
+        raise Malformed(f"an nvidia-smi dump of more than {LINE_LIMIT} lines")
     draft = None
     for reader in (read_xml, read_table, read_pmon, read_dmon, read_csv):
         draft = reader(text)

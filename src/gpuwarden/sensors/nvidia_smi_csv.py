@@ -19,6 +19,7 @@ from gpuwarden.sensors.nvidia_smi_values import (
     number_of,
     pci_of,
     percent_of,
+    pid_of,
     placeholder,
     set_field,
     time_of,
@@ -26,6 +27,9 @@ from gpuwarden.sensors.nvidia_smi_values import (
 )
 
 KIND = "nvidia-smi-csv"
+
+Row = dict[str, str]
+APPS, ACCOUNTED, GPUS = "compute-apps", "accounted-apps", "gpu"
 
 _APPS = frozenset(
     "timestamp gpu_name gpu_bus_id gpu_serial gpu_uuid pid process_name name used_memory"
@@ -35,10 +39,11 @@ _ACCOUNTED = frozenset(
     "timestamp gpu_name gpu_bus_id gpu_serial gpu_uuid vgpu_instance pid gpu_utilization gpu_util"
     " mem_utilization mem_util max_memory_usage time".split()
 )
+# "index" and "name" head many tables; these head nvidia-smi's.
 _GPU_COLUMNS = frozenset(
-    "index uuid gpu_uuid name gpu_name pci.bus_id gpu_bus_id driver_version memory.total"
-    " memory.used memory.reserved memory.free utilization.gpu utilization.memory temperature.gpu"
-    " power.draw power.draw.instant accounting.mode mig.mode.current count".split()
+    "uuid gpu_uuid gpu_name pci.bus_id gpu_bus_id driver_version memory.total memory.used"
+    " memory.reserved memory.free utilization.gpu utilization.memory temperature.gpu power.draw"
+    " power.draw.instant accounting.mode mig.mode.current".split()
 )
 _HEADER_CELL = re.compile(r"(?P<name>[a-z][\w.]{0,60})(?:\s\[[\w%/]{1,8}\])?", re.ASCII)
 _COMMAND = re.compile(r"--query-(compute-apps|accounted-apps|gpu)=([\w.,]{1,1000})", re.ASCII)
@@ -57,11 +62,18 @@ def _columns(line: str) -> tuple[str, ...] | None:
             return None
         names.append(match["name"])
     known = set(names)
-    if ("pid" in known and known <= _APPS | _ACCOUNTED) or (
-        "pid" not in known and len(known & _GPU_COLUMNS) >= 1 and len(names) > 1
-    ):
-        return tuple(names)
-    return None
+    if len(names) < 2 or ", " not in line:
+        return None
+    if "pid" in known:
+        return tuple(names) if known <= _APPS | _ACCOUNTED else None
+    return tuple(names) if known & _GPU_COLUMNS else None
+
+
+def _query(columns: tuple[str, ...]) -> str:
+    """Which of the queries prints such columns."""
+    if "pid" not in columns:
+        return GPUS
+    return ACCOUNTED if set(columns) & (_ACCOUNTED - _APPS) else APPS
 
 
 def _shape(line: str) -> dict[str, str] | None:
@@ -129,46 +141,62 @@ def _cells(line: str, columns: tuple[str, ...]) -> dict[str, str] | None:
     return row
 
 
+def _is_process(line: str, columns: tuple[str, ...]) -> bool:
+    row = _cells(line, columns) if "pid" in columns else None
+    return row is not None and pid_of(row["pid"]) is not None
+
+
 def read_csv(text: str) -> Draft | None:
     """The facts of one or several CSV blocks; None if the text holds none."""
     draft = Draft(kind=KIND)
     columns: tuple[str, ...] | None = None
     rows: list[tuple[str, tuple[str, ...] | None]] = []
-    headed = False
+    asked: set[str] = set()
     for line in lines_of(text):
         command = _COMMAND.search(line)
-        if command and (line.lstrip().startswith(("#", "$")) or "nvidia-smi" in line):
+        if columns and _is_process(line, columns):
+            # Before all else: a process can be called "# …" or like a command.
+            rows.append((line, columns))
+        elif command and line.lstrip().startswith(("#", "$", "nvidia-smi")):
             columns = tuple(command[2].strip(",").split(","))
-            headed = True
+            asked.add(_query(columns))
         elif line.startswith("#") or not line.strip():
             continue
         elif (named := _columns(line)) is not None:
-            columns, headed = named, True
+            columns = named
+            asked.add(_query(columns))
         else:
             rows.append((line, columns))
-    if not headed and not (rows and all(_certain(line) for line, _ in rows)):
-        return None
+    if not asked:
+        if not (rows and all(_certain(line) for line, _ in rows)):
+            return None
+        asked = {APPS}
     # GPUs first, so that a process that names only its GPU's bus id finds it.
-    tables = ([], [], []) if not rows else _sorted_rows(draft, rows)
+    tables = _sorted_rows(draft, rows)
     for row in tables[0]:
         _gpu_row(draft, row)
     for row in tables[1]:
         _process_row(draft, row)
     for row in tables[2]:
         _accounted_row(draft, row)
-    draft.gap("graphics processes", "--query-compute-apps lists compute processes only")
-    if not tables[0]:
-        draft.gap("GPUs without a process", "the dump names only GPUs that a process is on")
-    elif not tables[1]:
-        for gpu_id, gpu in list(draft.gpus.items()):
-            shown = f"GPU {gpu.index if gpu.index is not None else gpu_id}"
-            draft.hide_processes(gpu_id, shown, "the dump has rows of GPUs and no processes")
-    if draft.driver_version is None:
-        draft.gap("the driver version", "not in the dump")
+    _say_what_is_missing(draft, asked)
     return draft
 
 
-Row = dict[str, str]
+def _say_what_is_missing(draft: Draft, asked: set[str]) -> None:
+    if APPS in asked:
+        draft.gap("graphics processes", "--query-compute-apps lists compute processes only")
+    if GPUS not in asked:
+        draft.gap("GPUs without a process", "the dump names only GPUs that a process is on")
+    if draft.driver_version is None:
+        draft.gap("the driver version", "not in the dump")
+    listed = {client.gpu_id for client in draft.clients.values()}
+    for gpu_id, gpu in list(draft.gpus.items()):
+        shown = f"GPU {gpu.index if gpu.index is not None else gpu_id}"
+        if APPS not in asked:
+            draft.hide_processes(gpu_id, shown, "the dump has no list of running processes")
+        elif gpu_id not in listed:
+            draft.doubt_empty_list(gpu_id, shown)
 
 
 def _sorted_rows(
@@ -185,7 +213,7 @@ def _sorted_rows(
             draft.gap("a row", "it does not fit the columns and was not read")
         elif "pid" not in row:
             gpus.append(row)
-        elif columns and set(columns) & (_ACCOUNTED - _APPS):
+        elif columns and _query(columns) == ACCOUNTED:
             accounted.append(row)
         else:
             processes.append(row)
@@ -247,8 +275,17 @@ def _gpu_of(draft: Draft, row: Row) -> str:
     unread = {"index": "not in the dump", "memory_used_bytes": "not in the dump"}
     if uuid is None:
         unread["uuid"] = "not in the dump"
-    name = _readable(row.get("gpu_name"))
-    gpu = Gpu(id=uuid or address or "", uuid=uuid, pci_address=address, name=name, unread=unread)
+    is_mig = uuid is not None and uuid.startswith("MIG-")
+    if is_mig:
+        unread["parent_id"] = "not in the dump"
+    gpu = Gpu(
+        id=uuid or address or "",
+        uuid=uuid,
+        pci_address=address,
+        name=_readable(row.get("gpu_name")),
+        mig_enabled=True if is_mig else None,
+        unread=unread,
+    )
     return draft.gpu(gpu).id
 
 

@@ -70,7 +70,12 @@ WANTED: dict[str, frozenset[str]] = {
 # Elements without children: another start tag inside one means that its own end is missing.
 _LEAVES = WANTED[LOG] | WANTED[PROCESS] | WANTED[ACCOUNTED] | {"uuid", "minor_number"}
 
-LOOKS_LIKE = re.compile(r"<(?:nvidia_smi_log|process_info|gpu id=|attached_gpus)")
+# At the beginning of a line only: in another form of dump a process can be called like a tag.
+LOOKS_LIKE = re.compile(
+    r"^[ \t]*(?:<\?xml[^<>]{0,200}>\s{0,8}(?:<!DOCTYPE[^<>]{0,200}>\s{0,8})?)?"
+    r"<(?:nvidia_smi_log|process_info|gpu id=|attached_gpus)",
+    re.MULTILINE,
+)
 _MARKUP = re.compile(
     r"(?P<block><!--|<!\[CDATA\[)"
     r"|<(?P<end>/?)(?P<name>[A-Za-z_][\w.-]{0,99})(?P<attributes>(?:\s[^<>]{0,500})?)/?>"

@@ -32,6 +32,8 @@ from gpuwarden.sensors.nvidia_smi_values import (
 PMON = "nvidia-smi-pmon"
 DMON = "nvidia-smi-dmon"
 TABLE = "nvidia-smi-table"
+WIDTH_LIMIT = 200
+"""The table is about 90 characters wide; longer lines are not tried as rows of GPUs."""
 
 _TYPE = r"(?:[CGM](?:\+[CGM])*)"
 _COLUMNS = re.compile(r"#\s*(?:Date\s+)?(?:Time\s+)?gpu\s+\w", re.IGNORECASE)
@@ -51,11 +53,11 @@ _CELL = re.compile(r"-|\d{1,6}")
 
 _PROCESS_ROW = re.compile(
     rf"\|\s+(?P<gpu>\d{{1,4}})\s+(?:(?P<gi>N/A|\d{{1,3}})\s+(?P<ci>N/A|\d{{1,3}})\s+)?"
-    rf"(?P<pid>-?\d{{1,10}}|N/A)\s+(?P<type>{_TYPE}|-|N/A)\s+(?P<rest>\S.*?)\s*\|?\s*"
+    rf"(?P<pid>-?\d{{1,10}}|N/A)\s+(?P<type>{_TYPE}|-|N/A)\s+(?P<rest>\S.*)"
 )
 _MEMORY_CELL = re.compile(
-    r"(?P<name>.*?)\s+(?P<memory>\d{1,12}\s?[KMG]iB|\d{1,12}[KMGiB]{0,3}\.{2,3}|N/A"
-    r"|Function Not Found|\[?Not Supported\]?|\[?Insufficient Permissions\]?)"
+    r"\s(\d{1,12}\s?[KMG]iB|\d{1,12}[KMGiB]{0,3}\.{2,3}|N/A"
+    r"|Function Not Found|\[?Not Supported\]?|\[?Insufficient Permissions\]?)$"
 )
 _NOT_LISTED_ROW = re.compile(r"\|\s+(?P<gpu>\d{1,4})\s+(?P<why>Not Supported|N/A)\s+\|")
 _PROCESS_TITLE = re.compile(r"\|\s*Processes:")
@@ -113,9 +115,13 @@ class _Monitor:
         pid = self.draft.pid(cells["pid"], f"GPU {index}")
         if pid is None:
             return
-        self.newest[gpu_id, pid, cells.get("type", "")] = cells
+        key = (gpu_id, pid, cells.get("type", ""))
         at_ns = time_of(f"{cells.get('date', '')} {cells.get('time', '')}")
         sm = percent_of(cells.get("sm", "-")).value
+        if sm is None and cells.get("sm", "-") != "-" and key in self.newest:
+            # Garbage such as 37100 is no sample; "-" is the answer "none".
+            cells["sm"] = self.newest[key]["sm"]
+        self.newest[key] = cells
         if at_ns is not None:
             self.draft.taken_at_ns = max(self.draft.taken_at_ns or 0, at_ns)
             if sm is not None:
@@ -240,6 +246,12 @@ def read_table(text: str) -> Draft | None:
     for line in lines_of(text):
         stripped = line.strip()
         versions = _VERSIONS.search(stripped)
+        narrow = len(stripped) <= WIDTH_LIMIT
+        if row := _PROCESS_ROW.match(stripped.removesuffix("|").rstrip()):
+            # Before all else: a process can be called like any other line of the table.
+            found = True
+            listed.add(_table_process(draft, row, by_index))
+            continue
         if versions and stripped.startswith("|"):
             found = True
             draft.driver_version = versions["driver"]
@@ -253,15 +265,12 @@ def read_table(text: str) -> Draft | None:
             found = in_processes = True
         elif _NOBODY.match(stripped):
             found = nobody = True
-        elif not in_processes and (gpu := _GPU_ROW.match(stripped)):
+        elif narrow and not in_processes and (gpu := _GPU_ROW.match(stripped)):
             found = True
             last_gpu = _table_gpu(draft, gpu, by_index)
-        elif last_gpu and not in_processes and (cells := _GPU_CELLS.match(stripped)):
+        elif narrow and last_gpu and not in_processes and (cells := _GPU_CELLS.match(stripped)):
             _table_cells(draft, last_gpu, cells)
             last_gpu = None
-        elif row := _PROCESS_ROW.fullmatch(stripped):
-            found = True
-            listed.add(_table_process(draft, row, by_index))
         elif in_processes and (why := _NOT_LISTED_ROW.match(stripped)):
             gpu_id = by_index.get(int(why["gpu"])) or _index_gpu(draft, why["gpu"])
             listed.add(gpu_id)
@@ -324,13 +333,14 @@ def _table_process(draft: Draft, row: re.Match[str], by_index: dict[int, str]) -
     pid = draft.pid(row["pid"], f"GPU {row['gpu']}")
     if pid is None:
         return gpu_id
-    split = _MEMORY_CELL.fullmatch(row["rest"])
+    rest = row["rest"]
+    split = _MEMORY_CELL.search(rest)
     draft.client(
         gpu_id,
         pid,
-        name=split["name"] if split else row["rest"],
+        name=rest[: split.start()].rstrip() if split else rest,
         kinds=kinds_of(row["type"]),
-        memory=memory_of(split["memory"]) if split else Read(None, "no memory column in its row"),
+        memory=memory_of(split[1]) if split else Read(None, "no memory column in its row"),
         instances=(instance_of(row["gi"] or ""), instance_of(row["ci"] or "")),
     )
     return gpu_id

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from gpuwarden.errors import Malformed
 from gpuwarden.model import AccountedProcess, ClientKind, Gap, Gpu, GpuClient, UtilisationSample
 
 SENSOR = "nvidia_smi"
@@ -27,6 +28,8 @@ NAME_LIMIT = 8192
 PID_LIMIT = 1 << 22
 """The kernel's PID_MAX_LIMIT on 64-bit machines; pids are smaller."""
 NUMBER_LIMIT = 1 << 62
+GAP_LIMIT = 1000
+GPU_LIMIT = 4096
 BUSY_PERCENT = 10
 BUSY_BYTES = 256 << 20
 
@@ -231,6 +234,8 @@ class Draft:
 
     def gap(self, what: str, reason: str, remedy: str = "") -> None:
         """Notes what could not be known; the same again only counts."""
+        if len(self.gaps) >= GAP_LIMIT and (what, reason) not in self.gaps:
+            what, reason, remedy = "more of the dump", f"more than {GAP_LIMIT} such notes", ""
         key = (what, reason)
         known = self.gaps.get(key)
         self.gaps[key] = (
@@ -240,8 +245,10 @@ class Draft:
         )
 
     def gpu(self, gpu: Gpu) -> Gpu:
-        """Adds a GPU, or what is new about one that is known."""
+        """Adds a GPU, or what is new about one that is known. Errors: Malformed, too many."""
         known = self.gpus.get(gpu.id)
+        if known is None and len(self.gpus) >= GPU_LIMIT:
+            raise Malformed(f"an nvidia-smi dump with more than {GPU_LIMIT} GPUs")
         if known is not None:
             news = {
                 name: getattr(gpu, name)
