@@ -22,20 +22,13 @@ from gpuwarden.model import Container, Gap, Process
 from gpuwarden.sensors import cri, docker_api, runc_state
 from gpuwarden.sensors.cgroup import containers_in
 from gpuwarden.sensors.seen import Seen
-from gpuwarden.wire.unix_grpc import NotInstalled
+from gpuwarden.wire.unix_grpc import CRI_SOCKETS, NotInstalled
 
 SENSOR: Final = "containers"
 DEADLINE_SECONDS: Final = 2.0
 CONTAINER_LIMIT: Final = 1024
 _ANCESTOR_LIMIT: Final = 64
 
-CRI_SOCKETS: Final = (
-    ("containerd", "/run/containerd/containerd.sock"),
-    ("containerd", "/run/k3s/containerd/containerd.sock"),
-    ("containerd", "/run/k0s/containerd.sock"),
-    ("containerd", "/var/snap/microk8s/common/run/containerd.sock"),
-    ("crio", "/run/crio/crio.sock"),
-)
 DOCKER_SOCKETS: Final = (
     ("docker", "/var/run/docker.sock"),
     ("podman", "/run/podman/podman.sock"),
