@@ -39,6 +39,7 @@ _STATX_TYPE_AND_INODE = 0x101
 # name @19, ended by NUL.
 _GETDENTS64_NUMBERS = {"x86_64": 217, "aarch64": 61}
 _GETDENTS_BYTES = 1 << 16
+_KILL_NUMBERS = {"x86_64": 62, "aarch64": 129}
 # struct procmap_query (linux/fs.h, kernel 6.11): size, query_flags, query_addr, vma_start, vma_end,
 # vma_flags, vma_page_size, vma_offset, inode (u64 each), dev_major, dev_minor, name and build-id
 # sizes (u32 each), their addresses (u64 each).
@@ -121,6 +122,7 @@ def _raise(error: OSError, what: str) -> NoReturn:
     raise Unavailable(f"{what}: {error.strerror or error}") from error
 
 
+_errno_libc = ctypes.CDLL(None, use_errno=True)
 _libc = ctypes.CDLL(None)
 """Without argument types and errno: called a hundred thousand times a scan."""
 
@@ -488,15 +490,29 @@ class Host:
 
     def answers_signal(self, pid: int) -> bool:
         """Whether kill(pid, 0) finds such a thread (it also answers for threads)."""
-        if not self.is_live:
+        if not self.is_live or pid <= 0:
             return False
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
-        except (PermissionError, OverflowError):
+        except PermissionError:
             return True
         return True
+
+    def answering_pids(self, pids: range) -> list[int]:
+        """Those of ``pids`` that kill(pid, 0) finds, by the kernel's own call; threads as well.
+
+        About a million a second. Empty where the machine is not live.
+        """
+        number = _KILL_NUMBERS.get(os.uname().machine)
+        if not self.is_live or number is None:
+            return [pid for pid in pids if self.answers_signal(pid)]
+        call, found = _errno_libc.syscall, []
+        for pid in pids:
+            if call(number, pid, 0) == 0 or ctypes.get_errno() == errno.EPERM:
+                found.append(pid)
+        return found
 
     def command(
         self, argv: list[str], *, deadline_seconds: float, environment: dict[str, str] | None = None

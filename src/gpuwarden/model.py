@@ -316,7 +316,9 @@ class HiddenProcess(Fact, frozen=True, kw_only=True):
 
     pid: int
     seen_by: tuple[str, ...]
-    """``driver``, ``kill``, ``lookup`` (opening /proc/<pid> works, listing /proc omits it)."""
+    """``driver``, ``holder``, ``kill``, ``lookup`` (opening /proc/<pid> works, listing /proc omits
+    it), ``kernel listing`` (the C library's listing omits it: a preloaded library), ``mount``
+    (something is mounted over its /proc/<pid>)."""
     thread_group_leader: bool | None = None
 
 
