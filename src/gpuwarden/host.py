@@ -508,11 +508,10 @@ class Host:
         number = _KILL_NUMBERS.get(os.uname().machine)
         if not self.is_live or number is None:
             return [pid for pid in pids if self.answers_signal(pid)]
-        call, found = _errno_libc.syscall, []
-        for pid in pids:
-            if call(number, pid, 0) == 0 or ctypes.get_errno() == errno.EPERM:
-                found.append(pid)
-        return found
+        call = _errno_libc.syscall
+        return [
+            pid for pid in pids if call(number, pid, 0) == 0 or ctypes.get_errno() == errno.EPERM
+        ]
 
     def command(
         self, argv: list[str], *, deadline_seconds: float, environment: dict[str, str] | None = None

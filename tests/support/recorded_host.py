@@ -22,7 +22,7 @@ ignored for the second. Give a link its own line when its text must not decide.
     /proc/100/exe          nlink=0 inode=77 device=8:1 mode=0755 uid=1000 size=4096
     /usr/bin/python3.11    uid=0 mode=0755
 
-Attributes: mode (octal permissions; with a file type for others than regular files), uid, gid,
+A link ``socket:[N]`` is a socket with inode N. Attributes: mode (octal permissions; with a file type for others than regular files), uid, gid,
 inode, device (``major:minor``), nlink, size. What a table leaves out is mode 0755, uid and gid 0,
 one link, and an inode that is derived from the path a link leads to, so that a link and its target
 are the same file. Files that exist in the tree have their own size and type, and never the
@@ -31,15 +31,17 @@ checkout's owner or write permissions.
 
 from __future__ import annotations
 
+import re
 import stat
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuwarden.errors import Unavailable
-from gpuwarden.host import FileStatus, Host
+from gpuwarden.host import FileStatus, Host, OpenFiles
 
 DELETED = " (deleted)"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ class RecordedHost(Host):
         entries += [_device_row(row) for row in _rows(Path(root) / "devices.txt")]
         self.entries: dict[str, _Entry] = dict(entries)
 
+    def path(self, path: str) -> str:
+        """Links under /proc stay in the tree too: ``proc/100/exe`` is never the machine's file."""
+        return self._resolve(path)
+
+    def open_files(self, directory: str) -> OpenFiles:
+        return self._open_files_one_by_one(directory)
+
+    def kernel_pids(self) -> list[int]:
+        return self.pids()
+
     def names(self, path: str) -> list[str]:
         parent = path.rstrip("/")
         if parent.startswith("/proc"):
@@ -118,6 +130,9 @@ class RecordedHost(Host):
         for name in (target, target.removesuffix(DELETED)):
             if name in self.entries:
                 return self._recorded(name, self.entries[name])
+        socket = _SOCKET.fullmatch(target)
+        if socket:
+            return self._made(target, stat.S_IFSOCK | 0o777, {"inode": socket.group(1)}, None)
         if not target.startswith("/"):
             return self._made(target, stat.S_IFREG | 0o600, {}, None)
         return self._found(target)

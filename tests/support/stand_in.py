@@ -27,7 +27,8 @@ import os
 import stat
 from collections.abc import Mapping
 
-from gpuwarden.host import FILE_LIMIT_BYTES, FileStatus, Host
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.host import FILE_LIMIT_BYTES, FileStatus, Host, OpenFiles
 
 Number = tuple[int, int]
 
@@ -87,6 +88,17 @@ class StandInHost(Host):
 
     def link_target_status(self, path: str) -> FileStatus:
         return self._number(super().link_target_status(path), path)
+
+    def open_files(self, directory: str) -> OpenFiles:
+        found = super().open_files(directory)
+        devices = []
+        for descriptor, number in found.devices:
+            try:
+                status = self.link_target_status(f"{directory}/{descriptor}")
+            except GpuwardenError:
+                continue
+            devices.append((descriptor, status.special))
+        return OpenFiles(devices, found.sockets, found.unread)
 
     def names(self, path: str) -> list[str]:
         names = super().names(path)

@@ -21,7 +21,8 @@ Protocol = Literal["tcp", "tcp6", "udp", "udp6"]
 # uid timeout inode …"; an address is hexadecimal 32-bit words in the machine's byte order, ":",
 # the port as a hexadecimal number.
 _ROW = re.compile(
-    rb"^ *\d{1,9}: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4})"
+    rb"^ *\d{1,9}: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4})"
+    rb" ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4})"
     rb" ([0-9A-F]{2}) [0-9A-F]{8}:[0-9A-F]{8} [0-9A-F]{2}:[0-9A-F]{8} [0-9A-F]{8} +\d{1,10}"
     rb" +\d{1,10} (\d{1,20})(?: [^\n]*)?$",
     re.M,
