@@ -32,6 +32,7 @@ from gpuwarden.sensors.persistence import (
     parse_unit,
     read,
 )
+from gpuwarden.sensors.place_reader import PlaceFile
 from gpuwarden.sensors.seen import Seen, StatLine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -452,6 +453,8 @@ FRAGMENTS = st.sampled_from(
         "[include]",
         "files=",
         "ExecStart=",
+        "\nExecStart=",
+        "\nWorkingDirectory=",
         "\\\n",
         "\n",
         "=",
@@ -506,6 +509,14 @@ def test_any_text_gives_bounded_entries(
         assert msgspec.json.decode(msgspec.json.encode(entry), type=PersistenceEntry) == entry
         assert len(entry.text) <= 2000
         assert all(0 < len(command) <= 2000 for command in entry.commands)
+
+
+@given(st.lists(FRAGMENTS | PIECES, max_size=40).map("".join))
+def test_a_quick_look_at_a_unit_misses_nothing_that_parsing_selects(text: str) -> None:
+    selection = Selection([_process(exe=Executable(path="/x/worker"), cwd="/run/x")])
+    file = PlaceFile("/usr/lib/systemd/system/a.service", "[Service]\n" + text, 0)
+    if any(map(selection.wants, systemd_units.parse_file(file))):
+        assert systemd_units.may_be_wanted(file, selection)
 
 
 @given(ANY_TEXT)

@@ -137,9 +137,13 @@ class Selection:
         """Whether a line or command is kept."""
         return stands_out(text) or self.names_process(text)
 
+    def wants_unit(self, unit: str | None) -> bool:
+        """Whether a process runs in that unit."""
+        return unit is not None and unit in self._units
+
     def wants(self, entry: PersistenceEntry) -> bool:
         """Whether an entry is kept: by its unit, its text, its commands or its own path."""
-        if entry.unit is not None and entry.unit in self._units:
+        if self.wants_unit(entry.unit):
             return True
         return self.wants_text("\n".join((entry.path, entry.text, *entry.commands)))
 

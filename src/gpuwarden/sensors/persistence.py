@@ -7,7 +7,6 @@ and what containers' runtimes restart.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import LINK_LIMIT, Host
@@ -15,7 +14,7 @@ from gpuwarden.model import Container, Gap, PersistenceEntry
 from gpuwarden.sensors import cron, startup_files, supervisord, systemd_units
 from gpuwarden.sensors.cron import parse_crontab
 from gpuwarden.sensors.entry_selection import Selection
-from gpuwarden.sensors.place_reader import COMMAND_LIMIT, COMMANDS_LIMIT, PlaceReader
+from gpuwarden.sensors.place_reader import COMMAND_LIMIT, COMMANDS_LIMIT, Home, PlaceReader
 from gpuwarden.sensors.seen import Seen
 from gpuwarden.sensors.startup_files import parse_preload, parse_shell_profile
 from gpuwarden.sensors.supervisord import parse_supervisord
@@ -42,14 +41,6 @@ _NETWORK_TYPES = frozenset(
 _NO_RESTART = frozenset(("", "no", "never", "none"))
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """A user's home directory, as the password file or /home names it."""
-
-    user: str
-    path: str
-
-
 def read(host: Host, seen: Seen) -> Iterator[PersistenceEntry | Gap]:
     """Yields the entries worth keeping of each place, then what could not be seen.
 
@@ -58,9 +49,9 @@ def read(host: Host, seen: Seen) -> Iterator[PersistenceEntry | Gap]:
     """
     reader = PlaceReader(host)
     selection = Selection(seen.processes.values())
-    homes = [(home.user, home.path) for home in _homes(reader)]
+    homes = _homes(reader)
     yield from cron.read(reader, selection)
-    yield from systemd_units.read(reader, selection, [path for _, path in homes])
+    yield from systemd_units.read(reader, selection, homes)
     yield from startup_files.read(reader, selection, homes)
     yield from supervisord.read(reader, seen)
     yield from from_containers(seen.containers)
@@ -145,7 +136,7 @@ def _homes(reader: PlaceReader) -> list[Home]:
         if _is_remote(reader.host, home.path, mounts):
             reader.gap("home directories", "on a network or FUSE file system, not entered")
         else:
-            near.append(home)
+            near.append(Home(home.user, home.path, reader.small_listing(home.path)))
     return near
 
 

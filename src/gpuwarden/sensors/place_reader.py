@@ -11,6 +11,8 @@ from gpuwarden.model import Gap
 SENSOR = "persistence"
 PLACE_LIMIT_BYTES = 1 << 20
 NAMES_LIMIT = 4000
+_LISTING_LIMIT_BYTES = 1 << 18
+"""A directory larger than this holds thousands of names: asking for a few of them is cheaper."""
 ENTRIES_LIMIT = 1000
 """Entries kept of one place; a place with more says so in a gap."""
 COMMAND_LIMIT = 2000
@@ -26,6 +28,22 @@ class PlaceFile:
     path: str
     text: str
     owner_uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A user's home directory, as the password file or /home names it, and the names in it."""
+
+    user: str
+    path: str
+    names: frozenset[str] | None = None
+    """None when it was not listed: then any name may be there."""
+
+    def below(self, relative: str) -> str | None:
+        """The full path of something in it, or None when that cannot be there."""
+        if self.names is not None and relative.partition("/")[0] not in self.names:
+            return None
+        return f"{self.path}/{relative}"
 
 
 class PlaceReader:
@@ -76,6 +94,17 @@ class PlaceReader:
         if unreadable := min(len(names), NAMES_LIMIT) - len(text):
             self.gap(directory, f"{unreadable} names that are not UTF-8 were not looked at")
         return text
+
+    def small_listing(self, directory: str) -> frozenset[str] | None:
+        """The names in a directory, or None when it is too large or closed to list."""
+        try:
+            if self.host.status(directory).size_bytes > _LISTING_LIMIT_BYTES:
+                return None
+            return frozenset(self.host.names(directory))
+        except Denied:
+            return None
+        except GpuwardenError:
+            return frozenset()
 
     def gap(self, what: str, reason: str, remedy: str = "") -> None:
         """Remembers something unseen; equal ones are counted."""

@@ -16,6 +16,7 @@ from gpuwarden.sensors.place_reader import (
     COMMAND_LIMIT,
     ENTRIES_LIMIT,
     TEXT_LIMIT,
+    Home,
     PlaceFile,
     PlaceReader,
 )
@@ -139,11 +140,11 @@ def _line_entry(
 
 
 def read(
-    reader: PlaceReader, selection: Selection, homes: Sequence[tuple[str, str]] = ()
+    reader: PlaceReader, selection: Selection, homes: Sequence[Home] = ()
 ) -> Iterator[PersistenceEntry]:
     """Every preload and rc.local line; of scripts and profiles the lines that are selected.
 
-    ``homes`` are (user, home directory) pairs that can be read without waiting for a server.
+    ``homes`` are those that can be read without waiting for a server.
     """
     if file := reader.file(PRELOAD):
         yield from _owned(parse_preload(file.text), file, None)
@@ -168,14 +169,17 @@ def read(
         if name.endswith(".desktop") and (file := reader.file(f"{AUTOSTART}/{name}")):
             entries = [e for e in parse_autostart(file.text, file.path) if selection.wants(e)]
             yield from _owned(entries, file, None)
-    for user, home in homes:
+    for home in homes:
+        user = home.user
         for profile in HOME_PROFILES:
-            yield from scripts.file(f"{home}/{profile}", "shell-profile", user)
-        if file := reader.file(f"{home}/{HOME_SSH_RC}"):
+            if found := home.below(profile):
+                yield from scripts.file(found, "shell-profile", user)
+        rc = home.below(HOME_SSH_RC)
+        if rc and (file := reader.file(rc)):
             yield from _owned(parse_shell_profile(file.text, file.path, "ssh-rc"), file, user)
-        directory = f"{home}/{HOME_AUTOSTART}"
-        for name in reader.names(directory):
-            if name.endswith(".desktop") and (file := reader.file(f"{directory}/{name}")):
+        autostart = home.below(HOME_AUTOSTART)
+        for name in reader.names(autostart) if autostart else ():
+            if name.endswith(".desktop") and (file := reader.file(f"{autostart}/{name}")):
                 yield from _owned(parse_autostart(file.text, file.path), file, user)
 
 

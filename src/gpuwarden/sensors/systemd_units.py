@@ -18,6 +18,8 @@ from gpuwarden.sensors.place_reader import (
     COMMAND_LIMIT,
     COMMANDS_LIMIT,
     TEXT_LIMIT,
+    Home,
+    PlaceFile,
     PlaceReader,
 )
 
@@ -84,6 +86,9 @@ _DETAILS = (
     "RefuseManualStop",
 )
 _PRELOAD = re.compile(r"\bLD_(?:PRELOAD|AUDIT)=\S{1,300}")
+_TELLING = re.compile(
+    r"^\s*((?:Exec|Environment|WorkingDirectory|RootDirectory)[^\n]*)", re.MULTILINE
+)
 _COMMAND_PREFIXES = "-@:+!|"
 _LINE_LIMIT = 8192
 
@@ -240,14 +245,15 @@ class _Listing:
 
 
 def read(
-    reader: PlaceReader, selection: Selection, homes: Sequence[str] = ()
+    reader: PlaceReader, selection: Selection, homes: Sequence[Home] = ()
 ) -> Iterator[PersistenceEntry]:
     """Units that somebody added here, and of the packaged ones those that name what runs."""
     yield from _units(reader, selection, SYSTEM_DIRECTORIES, ())
     yield from _units(reader, selection, USER_DIRECTORIES, ())
     for home in homes:
-        local = [f"{home}/{directory}" for directory in HOME_DIRECTORIES]
-        yield from _units(reader, selection, local, local)
+        local = [path for name in HOME_DIRECTORIES if (path := home.below(name))]
+        if local:
+            yield from _units(reader, selection, local, local)
     for directory in GENERATOR_DIRECTORIES:
         for name in reader.names(directory):
             path = f"{directory}/{name}"
@@ -263,40 +269,69 @@ def _units(
     listing = _Listing(reader, directories)
     if not listing.paths and not listing.drop_ins:
         return
-    services: dict[str, PersistenceEntry] = {}
-    timers: list[PersistenceEntry] = []
+    files: dict[str, PlaceFile] = {}
     kept: set[str] = set()
+    timers: list[PersistenceEntry] = []
     for path in (*listing.paths.values(), *listing.drop_ins):
         file = reader.file(path)
         if file is None:
             continue
-        for parsed in parse_unit(file.text, path):
-            name = _unit_name(path)
-            enabled = True if _wanted(name, listing.wanted) else parsed.enabled
-            entry = msgspec.structs.replace(parsed, owner_uid=file.owner_uid, enabled=enabled)
-            if entry.kind == "systemd-timer":
-                timers.append(entry)
-                if _is_local(reader, path, local):
-                    kept.add(entry.unit or "")
-                continue
-            services[path] = entry
-            if name in kept or _is_local(reader, path, local) or selection.wants(entry):
-                kept.add(name)
+        files[path] = file
+        name = _unit_name(path)
+        if name.endswith(".timer"):
+            timers += _entries(file, listing)
+            if timers and timers[-1].path == path and _is_local(reader, path, local):
+                kept.add(timers[-1].unit or "")
+        elif name not in kept and (
+            _is_local(reader, path, local)
+            or (may_be_wanted(file, selection) and any(map(selection.wants, parse_file(file))))
+        ):
+            kept.add(name)
     schedules: dict[str, str] = {}
     for timer in timers:
-        if timer.unit in kept or selection.wants(timer):
-            commands = services.get(listing.paths.get(timer.unit or "", ""))
-            schedules[timer.unit or ""] = timer.schedule or ""
-            kept.add(timer.unit or "")
-            yield (
-                timer
-                if commands is None
-                else msgspec.structs.replace(timer, commands=commands.commands, user=commands.user)
-            )
-    for entry in services.values():
-        if entry.unit in kept:
-            schedule = schedules.get(entry.unit or "")
+        if timer.unit not in kept and not selection.wants(timer):
+            continue
+        started = timer.unit or ""
+        kept.add(started)
+        schedules[started] = timer.schedule or ""
+        service = files.get(listing.paths.get(started, ""))
+        runs = parse_file(service) if service else []
+        yield (
+            msgspec.structs.replace(timer, commands=runs[0].commands, user=runs[0].user)
+            if runs
+            else timer
+        )
+    for path, file in files.items():
+        name = _unit_name(path)
+        if name not in kept or name.endswith(".timer"):
+            continue
+        for entry in _entries(file, listing):
+            schedule = schedules.get(name)
             yield msgspec.structs.replace(entry, schedule=schedule) if schedule else entry
+
+
+def parse_file(file: PlaceFile) -> list[PersistenceEntry]:
+    """``parse_unit`` of a file that was read."""
+    return parse_unit(file.text, file.path)
+
+
+def may_be_wanted(file: PlaceFile, selection: Selection) -> bool:
+    """Whether any entry of a unit file can be selected: a quick look without parsing."""
+    # A continued line may go on behind comments: only the parser knows where.
+    if "\\\n" in file.text or selection.wants_unit(_unit_name(file.path)):
+        return True
+    telling = _TELLING.findall(file.text)
+    return bool(telling) and selection.wants_text("\n".join((file.path, *telling)))
+
+
+def _entries(file: PlaceFile, listing: _Listing) -> list[PersistenceEntry]:
+    enabled = _wanted(_unit_name(file.path), listing.wanted)
+    return [
+        msgspec.structs.replace(
+            entry, owner_uid=file.owner_uid, enabled=True if enabled else entry.enabled
+        )
+        for entry in parse_file(file)
+    ]
 
 
 def _wanted(name: str, wanted: set[str]) -> bool:
