@@ -191,6 +191,13 @@ class Host:
             pending.extend([p for p in target.split("/") if p and p != "."][::-1])
         return "/".join([self._prefix, *done])
 
+    def resolved(self, path: str) -> str:
+        """``path`` as on that host with its links followed, the missing parts kept.
+
+        Errors: Malformed on a link loop.
+        """
+        return self._resolve(path)[len(self._prefix) :] or "/"
+
     @cached_property
     def is_live(self) -> bool:
         """Whether /proc under ``root`` is this kernel's, in our own pid namespace."""
@@ -255,6 +262,13 @@ class Host:
         except OSError as error:
             _raise(error, path)
         return target.decode("utf-8", "backslashreplace")
+
+    def extended_attribute(self, path: str, name: str) -> bytes:
+        """One extended attribute, links followed. Errors: Unavailable if unset, Denied."""
+        try:
+            return os.getxattr(self.path(path), name)
+        except OSError as error:
+            _raise(error, f"{path} ({name})")
 
     def names(self, path: str) -> list[str]:
         """The names in a directory. Errors: Unavailable, Denied."""

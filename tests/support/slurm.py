@@ -112,7 +112,7 @@ class SlurmNode:
         self.wait_for(self._is_idle, f"{name} to be ready")
 
     def stop(self, name: str) -> None:
-        """Ends a daemon in order: a controller that is killed may forget jobs, and then they die."""
+        """Ends a daemon in order; a controller that is killed may forget its newest jobs."""
         daemon = self.daemons.pop(name)
         daemon.terminate()
         daemon.wait(timeout=30)
