@@ -33,6 +33,8 @@ class Verbose(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str | None = None
     spec: OciSpec | None = None
     privileged: bool | None = None
+    host_pid: bool | None = None
+    host_network: bool | None = None
     host_devices: tuple[str, ...] | None = None
     cdi_devices: tuple[str, ...] = ()
 
@@ -120,6 +122,14 @@ def parse_verbose(text: str) -> Verbose:
     if privileged is None and config:
         # containerd leaves a false flag out of the configuration that it echoes.
         privileged = fields.truth(security.get("privileged")) or False
+    spec = spec_of(document.get("runtimeSpec"))
+    host_pid = spec.host_pid if spec else None
+    host_network = spec.host_network if spec else None
+    if security:
+        # In the specification a pod on the host's network joins a namespace by path all the same.
+        options = fields.mapping(security.get("namespace_options"))
+        host_pid = options.get("pid") == _NODE
+        host_network = options.get("network") == _NODE
     devices = (
         tuple(
             path
@@ -137,8 +147,10 @@ def parse_verbose(text: str) -> Verbose:
     return Verbose(
         main_pid=fields.number(document.get("pid")),
         sandbox_id=fields.text(document.get("sandboxID")),
-        spec=spec_of(document.get("runtimeSpec")),
+        spec=spec,
         privileged=privileged,
+        host_pid=host_pid,
+        host_network=host_network,
         host_devices=devices,
         cdi_devices=cdi,
     )
@@ -196,8 +208,8 @@ def _container(
         image_digest=digest,
         labels=tags,
         privileged=verbose.privileged if verbose.privileged is not None else spec.privileged,
-        host_pid=spec.host_pid if verbose.spec else None,
-        host_network=_host_network(verbose),
+        host_pid=verbose.host_pid,
+        host_network=verbose.host_network,
         main_pid=verbose.main_pid,
         devices=verbose.host_devices if verbose.host_devices is not None else spec.devices,
         visible_devices=spec.visible_devices,
@@ -216,11 +228,6 @@ def _container(
         environment=spec.environment,
         unread=unread,
     )
-
-
-def _host_network(verbose: Verbose) -> bool | None:
-    """CRI containers join the sandbox's network by its path: a missing entry means the host's."""
-    return verbose.spec.host_network if verbose.spec else None
 
 
 def _sandbox_container(sandbox: Sandbox, runtime: str) -> Container:
