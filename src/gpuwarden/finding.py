@@ -82,9 +82,10 @@ class Subject(Fact, frozen=True, kw_only=True):
     pid: int | None = None
     start_time_ticks: int | None = None
     boot_id: str | None = None
-    gpu_id: str | None = None
+    gpu_ids: tuple[str, ...] = ()
+    """The GPUs concerned. A process keeps its identity when it spreads to another GPU."""
     gpu: str | None = None
-    """The GPU as a person names it: ``GPU 0`` or ``GPU 0 MIG 1/0``."""
+    """The GPUs as a person names them: ``GPU 0``, ``GPUs 0, 1``."""
 
 
 class Advisory(NamedTuple):
@@ -198,8 +199,8 @@ def finding_id(rule: str, subject: Subject) -> str:
         subject.boot_id or "",
         "" if subject.pid is None else str(subject.pid),
         "" if subject.start_time_ticks is None else str(subject.start_time_ticks),
-        subject.gpu_id or "",
-        subject.name if subject.pid is None else "",
+        "" if subject.pid is not None else ",".join(subject.gpu_ids),
+        "" if subject.pid is not None else subject.name,
     )
     encoded = "\x00".join(identity).encode("utf-8", "backslashreplace")
     return hashlib.sha256(encoded).hexdigest()[:16]

@@ -115,7 +115,7 @@ class Node:
     # ---------------------------------------------------------------- GPUs
 
     def gpu_label(self, gpu_id: str | None) -> str:
-        """``0``, ``0:1`` for a MIG device (parent:instance), a PCI address, or ``-``."""
+        """``0``, ``0:1`` for a MIG device (parent:instance), a short PCI address, or ``-``."""
         gpu = self.gpus.get(gpu_id or "")
         if gpu is None:
             return "-" if gpu_id is None else gpu_id
@@ -128,7 +128,8 @@ class Node:
             return str(gpu.index)
         if gpu.minor is not None:
             return str(gpu.minor)
-        return gpu.pci_address or gpu.id
+        # Short enough for a column: the bus and device of the PCI address.
+        return gpu.pci_address[9:] if gpu.pci_address else gpu.id
 
     def gpus_of_holder(self, holder: Holder) -> Iterator[Gpu]:
         """The whole GPUs that a device node stands for; none for control nodes."""
@@ -170,7 +171,7 @@ class Node:
         return dict(found)
 
     def resolve(self, references: tuple[str, ...]) -> frozenset[str] | None:
-        """GPU ids that references stand for, MIG devices of a whole GPU included; None means all."""
+        """GPU ids that references stand for, a whole GPU with its MIG devices; None means all."""
         ids: set[str] = set()
         for reference in references:
             if reference == ALL_GPUS:

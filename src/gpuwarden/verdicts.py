@@ -78,8 +78,8 @@ def subjects(node: Node) -> Iterator[Subject]:
                 held.setdefault(None, []).append(holder)
         if len(held) > 1:
             held.pop(None, None)
-        for gpu_id, nodes in held.items():
-            yield Subject(pid, gpu_id, node.processes.get(pid), (), tuple(nodes))
+        for held_id, nodes in held.items():
+            yield Subject(pid, held_id, node.processes.get(pid), (), tuple(nodes))
 
 
 # ------------------------------------------------------------------ branches of the tree

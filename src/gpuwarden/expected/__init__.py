@@ -1,0 +1,21 @@
+"""Who may use the GPUs: what schedulers, orchestrators and systemd say; ``SOURCES`` lists them.
+
+The policy file is the fourth source; it is read by the command and joins at judging time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuwarden.expected import kubernetes, slurm, systemd
+from gpuwarden.host import Host
+from gpuwarden.model import SourceRun, Workload
+from gpuwarden.sensors.seen import Seen
+
+ReadSource = Callable[[Host, Seen], tuple[SourceRun, list[Workload]]]
+
+SOURCES: tuple[tuple[str, ReadSource], ...] = (
+    ("slurm", slurm.read),
+    ("kubernetes", kubernetes.read),
+    ("systemd", systemd.read),
+)

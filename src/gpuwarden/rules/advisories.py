@@ -42,8 +42,8 @@ GPU_CONTAINER_WITHOUT_ALLOCATION = Advisory(
     "gpu_container_without_allocation",
     "A container uses {gpu} that nobody allocated to it",
     "critical",
-    "The device was reached without an allocation (NVIDIA_VISIBLE_DEVICES, a privileged pod, a host "
-    "path), and no exception of the policy covers it.",
+    "The device was reached without an allocation (NVIDIA_VISIBLE_DEVICES, a privileged pod, a "
+    "host path), and no exception of the policy covers it.",
     (
         _EVIDENCE,
         "Ask {owner} what it is for; an add-on that must see GPUs belongs into the policy's "
@@ -215,8 +215,8 @@ AUTOSTART_SUSPICIOUS = Advisory(
     "autostart_suspicious",
     "Something starts programs by itself in a way that honest software does not",
     "error",
-    "Copies itself and deletes the copy, downloads into a shell, runs hidden files, or is a miner's "
-    "command line.",
+    "Copies itself and deletes the copy, downloads into a shell, runs hidden files, or is a "
+    "miner's command line.",
     (
         "Keep a copy of the file, then find which package or person put it there.",
         "Disable it only after the process it starts was kept as evidence.",

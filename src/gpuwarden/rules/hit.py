@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuwarden.finding import Evidence, Severity, Subject, Verdict
@@ -21,21 +22,26 @@ class Hit(NamedTuple):
     """Only when a hit is milder or graver than its advisory says."""
 
 
-def gpu_phrase(node: Node, gpu_id: str | None) -> str:
-    """``GPU 0``, or ``the GPU`` when it is not known which."""
-    return "the GPU" if gpu_id is None else f"GPU {node.gpu_label(gpu_id)}"
+def gpu_phrase(node: Node, gpu_ids: Sequence[str]) -> str:
+    """``GPU 0``, ``GPUs 0, 1``, or ``the GPU`` when it is not known which."""
+    if not gpu_ids:
+        return "the GPU"
+    labels = sorted({node.gpu_label(i) for i in gpu_ids}, key=lambda s: (len(s), s))
+    return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
 
 
-def process_subject(node: Node, pid: int, process: Process | None, gpu_id: str | None) -> Subject:
-    """The identity of a process on a GPU: pid, start time, boot."""
+def process_subject(
+    node: Node, pid: int, process: Process | None, gpu_ids: Sequence[str]
+) -> Subject:
+    """The identity of a process: pid, start time, boot; its GPUs are told, not part of it."""
     return Subject(
         kind="process",
         name=process.comm if process else "",
         pid=pid,
         start_time_ticks=process.start_time_ticks if process else None,
         boot_id=node.snapshot.node.boot_id,
-        gpu_id=gpu_id,
-        gpu=gpu_phrase(node, gpu_id),
+        gpu_ids=tuple(gpu_ids),
+        gpu=gpu_phrase(node, gpu_ids),
     )
 
 
@@ -45,6 +51,6 @@ def gpu_subject(node: Node, gpu_id: str | None) -> Subject:
         kind="gpu",
         name=gpu_id or "",
         boot_id=node.snapshot.node.boot_id,
-        gpu_id=gpu_id,
-        gpu=gpu_phrase(node, gpu_id),
+        gpu_ids=(gpu_id,) if gpu_id is not None else (),
+        gpu=gpu_phrase(node, (gpu_id,) if gpu_id is not None else ()),
     )

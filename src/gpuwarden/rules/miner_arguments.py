@@ -207,7 +207,11 @@ class _Collector:
             pool = Pool(host, port, "domain" if public else "pool", flag)
         else:
             short = flag in {"-p", "-s", "-P"}
-            weak = scheme in tables.WEB_SCHEMES or kind == "soft" or "." not in host
+            weak = (
+                scheme in tables.WEB_SCHEMES
+                or kind == "soft"
+                or not ("." in host or host[0] == "[")
+            )
             grade: PoolGrade = "soft" if weak else "pool"
             if public and scheme not in tables.WEB_SCHEMES:
                 grade = "domain"

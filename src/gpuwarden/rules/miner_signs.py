@@ -9,72 +9,47 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
 
 from gpuwarden.rules import miner_tables as tables
-from gpuwarden.rules.miner_arguments import MAX_ARGUMENTS, Arguments, Pool, is_pool_domain, read
+from gpuwarden.rules.command_wrappers import SHELLS, unwrap
+from gpuwarden.rules.masking import masked, shown
+from gpuwarden.rules.miner_arguments import MAX_ARGUMENTS, is_pool_domain, read
+from gpuwarden.rules.miner_judgement import (
+    NOTHING,
+    CommandSigns,
+    Strength,
+    from_name,
+    judged,
+    mining_reasons,
+    strongest,
+)
+from gpuwarden.rules.miner_names import (
+    ProgramName,
+    is_cisco_trex,
+    known_name,
+    name_reason,
+)
 from gpuwarden.rules.shell_words import (
     MAX_DEPTH,
     MAX_TEXT,
-    SHELLS,
     basename,
     decoded_bytes,
     output_of_one,
     split_commands,
     unescaped,
-    unwrap,
     without_schedule,
 )
 
-Activity = Literal["mining", "hash-cracking", "volunteer-computing", "plotting", "none"]
-Strength = Literal["complete", "strong", "name", "weak", "none"]
+__all__ = ["CommandSigns", "command_signs", "line_signs", "name_signs", "plain"]
 
-STRENGTHS: tuple[Strength, ...] = ("none", "weak", "name", "strong", "complete")
-COMM_LENGTH = 15
 MAX_ENCODED = 64
+NORMALISED_AT_ONCE = 4096
 
-_RUN = re.compile(r"[0-9A-Za-z]{20,}")
 _ENCODED = re.compile(r"(?:[A-Za-z0-9+/]{16,}|[A-Za-z0-9_-]{16,})={0,2}")
 _HOST_IN_TEXT = re.compile(r"[A-Za-z0-9.-]{4,253}")
-_PIECES = re.compile(r"[-_. ]+")
-
-
-class CommandSigns(NamedTuple):
-    """What one command line, line or name shows, and how strongly.
-
-    ``strength`` is ``complete`` (a pool with an account or an algorithm), ``strong`` (a stratum
-    address alone, or two signs short of complete), ``name`` (only a known program's name), ``weak``
-    or ``none``; activities other than mining are never ``complete``. ``reasons`` are sentences
-    with the words seen; accounts are masked in them and in ``account``. ``pools`` holds hosts and
-    ports as written.
-    """
-
-    activity: Activity = "none"
-    strength: Strength = "none"
-    reasons: tuple[str, ...] = ()
-    miner_name: str | None = None
-    algorithm: str | None = None
-    pools: tuple[tuple[str, int | None], ...] = ()
-    account: str | None = None
-    wrapped_by: tuple[str, ...] = ()
-
-
-NOTHING = CommandSigns()
-
-
-class _Name(NamedTuple):
-    activity: Activity
-    name: str
-    certain: bool
-    seen: str
-
-
-def masked(text: str) -> str:
-    """An account or password as it may be shown: the first 6 and last 4 characters."""
-    if len(text) > 12:
-        return f"{_shown(text[:6])}…{_shown(text[-4:])}"
-    return text if len(text) <= 4 else f"{text[:2]}…"
+_FARMING = frozenset({"plots", "plotnft", "harvester", "farmer"})
+_STEM = re.compile(r"[-_. ]")
 
 
 def command_signs(
@@ -91,11 +66,8 @@ def command_signs(
     miner.
     """
     words = _bounded(argv)
-    if words and len(words[0].split()) != 1:
-        # A title, or blanks that push the arguments out of sight: words[0] is not one word.
-        words = [*words[0].split(), *words[1:]]
     best = _command(tuple(words), exe=exe, comm=comm, depth=0)
-    return _strongest((best, _environment_signs(environment or {}, best)))
+    return strongest((best, _environment_signs(environment or {}, best)))
 
 
 def line_signs(text: str) -> CommandSigns:
@@ -106,17 +78,25 @@ def line_signs(text: str) -> CommandSigns:
 def name_signs(name: str) -> CommandSigns:
     """Signs in a bare program name or path: a dump's process name, or a comm."""
     text = plain(name[:4096]).strip()
-    known = _known_name(text)
+    known = known_name(text)
     if known is None and " -" in text:
-        known = _known_name(text.split(" -", 1)[0].split(maxsplit=1)[0] if text.split() else "")
-    return _from_name(known)
+        known = known_name(text.split(" -", 1)[0].split(maxsplit=1)[0] if text.split() else "")
+    return from_name(known)
 
 
 def plain(text: str) -> str:
     """Text without invisible characters, full-width forms, look-alike letters and hex escapes."""
     if not text.isascii():
-        text = tables.INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
-        text = text.translate(tables.LOOK_ALIKES)[:MAX_TEXT]
+        parts: list[str] = []
+        left = MAX_TEXT
+        for start in range(0, len(text), NORMALISED_AT_ONCE):
+            # One character can normalise to 18: what grows past the bound is never made.
+            part = unicodedata.normalize("NFKC", text[start : start + NORMALISED_AT_ONCE])
+            parts.append(tables.INVISIBLE.sub("", part).translate(tables.LOOK_ALIKES)[:left])
+            left -= len(parts[-1])
+            if left <= 0:
+                break
+        text = "".join(parts)
     return unescaped(text)
 
 
@@ -131,18 +111,6 @@ def _bounded(argv: Sequence[str]) -> list[str]:
         if word.strip():
             words.append(word)
     return words
-
-
-def _shown(text: str) -> str:
-    return _RUN.sub(lambda run: f"{run[0][:6]}…{run[0][-4:]}", text[:120])
-
-
-def _rank(signs: CommandSigns) -> tuple[int, bool]:
-    return STRENGTHS.index(signs.strength), signs.activity == "mining"
-
-
-def _strongest(candidates: Iterable[CommandSigns]) -> CommandSigns:
-    return max(candidates, key=_rank, default=NOTHING)
 
 
 def _line(text: str, depth: int) -> CommandSigns:
@@ -163,54 +131,59 @@ def _line(text: str, depth: int) -> CommandSigns:
             found.append(_lowered(_line(printed, depth + 1), "decoded from the line"))
         if command.assignments:
             found.append(_environment_signs(dict(command.assignments), NOTHING))
-    return _strongest(found)
+    return strongest(found)
 
 
 def _command(
     words: tuple[str, ...], *, exe: str | None = None, comm: str = "", depth: int = 0
 ) -> CommandSigns:
+    # A title that the process wrote, or blanks that push its arguments out of sight.
+    words = (*words[0].split(), *words[1:]) if words else ()
     inner = unwrap(words)
     # exe and comm belong to what runs now: the wrapper if there is one, the program otherwise.
-    own_names = tuple(_known_name(plain(name)) for name in (exe or "", comm) if name)
-    found = [_from_name(name) for name in own_names]
+    own_names = tuple(known_name(plain(name)) for name in (exe or "", comm) if name)
+    found = [from_name(name) for name in own_names]
     if inner.assignments:
         found.append(_environment_signs(dict(inner.assignments), NOTHING))
     if inner.line is not None:
         signs = _line(inner.line, depth + 1)
-        found.append(signs._replace(wrapped_by=(*inner.wrapped_by, *signs.wrapped_by)))
+        if signs != NOTHING:
+            found.append(signs._replace(wrapped_by=(*inner.wrapped_by, *signs.wrapped_by)))
     elif inner.words:
-        program = _known_name(inner.words[0])
-        if program is not None and _is_cisco(inner.words):
+        program = known_name(inner.words[0])
+        if program is not None and is_cisco_trex(inner.words):
             program = None
         names = [name for name in (program, *own_names) if name is not None]
         name = max(names, key=lambda each: each.certain, default=None)
         signs = _arguments_signs(inner.words, name, exe, depth)
-        found.append(signs._replace(wrapped_by=inner.wrapped_by))
+        if signs != NOTHING:
+            found.append(signs._replace(wrapped_by=inner.wrapped_by))
         if inner.wrapped_by and signs.strength != "complete":
             found.append(_disguised(words))
-    return _strongest(found)
+    return strongest(found)
 
 
 def _arguments_signs(
-    words: tuple[str, ...], name: _Name | None, exe: str | None, depth: int
+    words: tuple[str, ...], name: ProgramName | None, exe: str | None, depth: int
 ) -> CommandSigns:
     program = basename(words[0]).lower()
     if name is None and _truly(program, exe, tables.READERS):
         return _disguised(words)
     if name is None and _truly(program, exe, tables.NETWORK_CLIENTS):
-        return _strongest((_disguised(words), _mention(words)))
-    arguments = read(words if words[0].startswith("-") else words[1:])
-    found = [_judged(arguments, name), _other_work(words, name), _mention(words)]
+        return strongest((_disguised(words), _mention(words)))
+    bare = words[0].startswith("-") or "://" in words[0]
+    arguments = read(words if bare else words[1:])
+    found = [judged(arguments, name), _other_work(words, name), _mention(words)]
     if program in SHELLS and name is None:
         script = next((word for word in words[1:] if not word.startswith("-")), "")
-        scripted = _known_name(script.removesuffix(".sh"))
+        scripted = known_name(script.removesuffix(".sh"))
         if scripted is not None and scripted.activity == "mining" and scripted.certain:
             reason = f"it runs a script named like the miner {scripted.name}"
             found.append(CommandSigns("mining", "weak", (reason,)))
     if depth < MAX_DEPTH:
         found += [_embedded(word, depth) for word in words[1:] if len(word.split(None, 2)) > 2]
         found += _encoded(words[1:], depth)
-    return _strongest(found)
+    return strongest(found)
 
 
 def _truly(program: str, exe: str | None, programs: frozenset[str]) -> bool:
@@ -220,7 +193,7 @@ def _truly(program: str, exe: str | None, programs: frozenset[str]) -> bool:
     if exe is None:
         return True
     binary = basename(exe).lower()
-    stem = _PIECES.split(binary, maxsplit=1)[0]
+    stem = _STEM.split(binary, maxsplit=1)[0]
     multicall = {"busybox", "coreutils", "toybox", "perl", "bash", "sh", "dash"}
     return binary == program or stem in programs or stem in multicall or stem.startswith("python")
 
@@ -238,95 +211,16 @@ def _disguised(words: tuple[str, ...]) -> CommandSigns:
         return NOTHING
     if pool.grade == "pool" and arguments.algorithm_grade != "sure":
         return NOTHING
-    return _judged(arguments, None)
+    return judged(arguments, None)
 
 
-def _judged(seen: Arguments, name: _Name | None) -> CommandSigns:
-    """The strength of a set of arguments together with the program's name."""
-    miner = name is not None and name.activity == "mining" and name.certain
-    grades = {pool.grade for pool in seen.pools}
-    accounts = {account.grade for account in seen.accounts}
-    sure, known = seen.algorithm_grade == "sure", seen.algorithm_grade is not None
-    real_account = bool(accounts & {"shape", "wallet", "user"})
-    complete = (
-        bool(grades & {"scheme", "domain"} and (accounts or known))
-        or ("pool" in grades and (known or real_account))
-        or ("soft" in grades and (sure or "shape" in accounts))
-        or ("soft" in grades and known and "wallet" in accounts)
-        or (bool(grades) and (miner or bool(seen.miner_flags)) and bool(accounts or known))
-    )
-    strength: Strength = "none"
-    if complete:
-        strength = "complete"
-    elif (
-        "scheme" in grades
-        or ("domain" in grades and any(pool.flag for pool in seen.pools))
-        or (seen.miner_flags and (grades or known or miner or len(seen.miner_flags) > 1))
-        or (sure and real_account)
-        or (miner and known)
-        or (miner and grades)
-    ):
-        strength = "strong"
-    elif miner:
-        strength = "name"
-    elif (
-        sure
-        or seen.miner_flags
-        or "shape" in accounts
-        or "pool" in grades
-        or (name is not None and name.activity == "mining")
-    ):
-        strength = "weak"
-    if strength == "none":
-        return NOTHING
-    shown = [pool for pool in seen.pools if pool.grade != "soft" or complete or miner]
-    account = next(iter(seen.accounts), None) if complete or accounts & {"shape"} else None
-    return CommandSigns(
-        activity="mining",
-        strength=strength,
-        reasons=_mining_reasons(seen, name, shown, known=known),
-        miner_name=name.name if name is not None and miner else None,
-        algorithm=_shown(seen.algorithm) if seen.algorithm else None,
-        pools=tuple(dict.fromkeys((pool.host, pool.port) for pool in shown)),
-        account=masked(account.value) if account else None,
-    )
-
-
-def _mining_reasons(
-    seen: Arguments, name: _Name | None, pools: list[Pool], *, known: bool
-) -> tuple[str, ...]:
-    reasons: list[str] = []
-    if name is not None and name.activity == "mining":
-        reasons.append(_name_reason(name))
-    for pool in pools[:4]:
-        address = pool.host if pool.port is None else f"{pool.host}:{pool.port}"
-        kind = "pool address"
-        if pool.grade == "scheme":
-            kind = "mining-protocol address"
-        elif pool.grade == "domain":
-            kind = "address of a public pool"
-        after = f" after {pool.flag}" if pool.flag else ""
-        reasons.append(f"{kind} {_shown(pool.scheme + address)}{after}")
-    if known and seen.algorithm:
-        sure = "mining algorithm" if seen.algorithm_grade == "sure" else "algorithm or coin"
-        reasons.append(f"{sure} {_shown(seen.algorithm)} after {_shown(seen.algorithm_flag)}")
-    for account in seen.accounts[:2]:
-        kind = {"shape": "wallet", "worker": "worker"}.get(account.grade, "account")
-        after = f" after {account.flag}" if account.flag else ""
-        reasons.append(f"{kind} {masked(account.value)}{after}")
-    reasons += [
-        f"{flag} is an option of {tables.MINER_FLAGS[flag]}" for flag in seen.miner_flags[:4]
-    ]
-    return tuple(reasons)
-
-
-def _other_work(words: tuple[str, ...], name: _Name | None) -> CommandSigns:
+def _other_work(words: tuple[str, ...], name: ProgramName | None) -> CommandSigns:
     """Password recovery, volunteer computing and plotting: by name, and by hashcat's options."""
     cracking = {"-m", "--hash-type"} & set(words) and {"-a", "--attack-mode"} & set(words)
     mask = any(tables.HASH_MASK.search(word[:256]) for word in words[1:])
     if name is not None and name.activity not in {"mining", "none"}:
         strength: Strength = "name"
-        reasons = [_name_reason(name)]
+        reasons = [name_reason(name)]
         if name.activity == "hash-cracking" and (cracking or mask):
             strength = "strong"
             reasons.append("it is given a hash type, an attack mode or a password mask")
@@ -348,7 +242,7 @@ def _mention(words: tuple[str, ...]) -> CommandSigns:
             continue
         for match in _HOST_IN_TEXT.finditer(word):
             if is_pool_domain(match[0].strip(".-")):
-                reason = f"a public pool's domain is among its arguments: {_shown(match[0])}"
+                reason = f"a public pool's domain is among its arguments: {shown(match[0])}"
                 return CommandSigns("mining", "weak", (reason,))
     return NOTHING
 
@@ -369,7 +263,7 @@ def _embedded(word: str, depth: int) -> CommandSigns:
     first = text.split(maxsplit=1)[0] if text else ""
     signs = _line(text, depth + 1)
     lowered = _lowered(signs, "inside one argument")
-    named = _known_name(first)
+    named = known_name(first)
     runs = first.startswith(("/", "./", "-")) or (named is not None and named.certain)
     if signs.strength == "complete" and runs:
         return lowered
@@ -407,11 +301,11 @@ def _environment_signs(environment: Mapping[str, str], beside: CommandSigns) -> 
         elif name in tables.POOL_USER_VARIABLES:
             words += ["--user", value]
         elif "stratum" in value.lower():
-            words.append(value)
+            words += value.split()
         else:
             continue
         direct = direct or name in {"POOL_URL", "POOL_USER"}
-        variables.append(_shown(variable))
+        variables.append(shown(variable))
     if not words:
         return NOTHING
     seen = read(words)
@@ -427,7 +321,7 @@ def _environment_signs(environment: Mapping[str, str], beside: CommandSigns) -> 
         strength = "weak"
     if strength == "none":
         return NOTHING
-    reasons = _mining_reasons(seen, None, list(seen.pools), known=False)
+    reasons = mining_reasons(seen, None, list(seen.pools), known=False)
     return CommandSigns(
         activity="mining",
         strength=strength,
@@ -438,95 +332,3 @@ def _environment_signs(environment: Mapping[str, str], beside: CommandSigns) -> 
         account=masked(seen.accounts[0].value) if seen.accounts else None,
         wrapped_by=beside.wrapped_by,
     )
-
-
-def _is_cisco(words: tuple[str, ...]) -> bool:
-    name = basename(words[0]).lower()
-    if tables.CISCO_TREX.fullmatch(name):
-        return True
-    return name in {"t-rex", "trex"} and bool(tables.CISCO_TREX_FLAGS & set(words[1:3]))
-
-
-def _from_name(name: _Name | None) -> CommandSigns:
-    if name is None:
-        return NOTHING
-    return CommandSigns(
-        activity=name.activity,
-        strength="name" if name.certain else "weak",
-        reasons=(_name_reason(name),),
-        miner_name=name.name if name.activity == "mining" and name.certain else None,
-    )
-
-
-def _name_reason(name: _Name) -> str:
-    seen = _shown(name.seen)
-    if name.name in tables.MALWARE:
-        return f"the program's name {seen} is that of known mining malware"
-    if name.activity == "mining" and not name.certain:
-        return f"the program's name {seen} is one that miners have, among others"
-    kind = {"mining": "the miner", "plotting": "the coin-farming program"}.get(name.activity)
-    return f"the program's name {seen} is that of {kind or 'the program'} {name.name}"
-
-
-def _known_name(path: str) -> _Name | None:
-    """What program a path's or comm's last part names, whatever version or build follows it."""
-    base = basename(path[:4096].strip())[:256]
-    lower = base.lower()
-    if not lower or tables.CISCO_TREX.fullmatch(lower):
-        return None
-    where = path[:4096].lower()
-    for part, project in tables.VOLUNTEER_PATHS.items():
-        if part in where:
-            return _Name("volunteer-computing", project, True, base)
-    pieces = [piece for piece in _PIECES.split(lower) if piece]
-    joined = "".join(pieces)
-    for prefix, project in tables.VOLUNTEER_PREFIXES.items():
-        if lower.startswith(prefix) or joined.startswith(prefix):
-            return _Name("volunteer-computing", project, True, base)
-    stem = ""
-    cut = len(base) == COMM_LENGTH
-    for index, piece in enumerate(pieces[:6], start=1):
-        stem += piece
-        rest = pieces[index:]
-        if not all(_is_suffix(word, cut=cut and word is rest[-1]) for word in rest):
-            continue
-        for named in (stem, stem.rstrip("0123456789")):
-            found = _table_name(named, base)
-            if found is not None:
-                return found
-    if cut:
-        for known in tables.MINERS.values():
-            if len(known) > COMM_LENGTH and known.startswith(lower):
-                return _Name("mining", known, True, base)
-    if joined in tables.AMBIGUOUS_NAMES or _ends_in_miner(pieces):
-        return _Name("mining", lower, False, base)
-    return None
-
-
-def _table_name(stem: str, base: str) -> _Name | None:
-    if stem == "trex" and not base.lower().startswith("t-rex"):
-        return None
-    if stem in tables.MINERS:
-        return _Name("mining", tables.MINERS[stem], True, base)
-    if stem in tables.MALWARE:
-        return _Name("mining", tables.MALWARE[stem], True, base)
-    others: tuple[tuple[Activity, dict[str, str]], ...] = (
-        ("hash-cracking", tables.HASH_CRACKERS),
-        ("volunteer-computing", tables.VOLUNTEERS),
-        ("plotting", tables.PLOTTERS),
-    )
-    for activity, programs in others:
-        if stem in programs:
-            return _Name(activity, programs[stem], True, base)
-    return None
-
-
-def _is_suffix(word: str, *, cut: bool) -> bool:
-    if word in tables.NAME_SUFFIXES or tables.VERSION_WORD.fullmatch(word):
-        return True
-    return cut and any(suffix.startswith(word) for suffix in tables.NAME_SUFFIXES)
-
-
-def _ends_in_miner(pieces: list[str]) -> bool:
-    words = [piece for piece in pieces if not tables.VERSION_WORD.fullmatch(piece)]
-    return bool(words) and words[-1].endswith("miner") and words[-1] not in tables.NOT_MINERS

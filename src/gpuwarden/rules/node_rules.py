@@ -1,4 +1,4 @@
-"""Rules over the node itself: libraries, lists that disagree, hidden processes, faults, autostarts."""
+"""Rules over the node: libraries, lists that disagree, hidden processes, faults, autostarts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ def holder_not_listed(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterat
         if match is not None and match.proof == "proven":
             continue
         held = ", ".join(sorted({h.path for h in node.holders_by_pid[row.pid]})[:LINES_SHOWN])
+        evidence = Evidence(
+            kind="hiding", strength="weak", source="/proc/<pid>/fd", text=f"holds {held}"
+        )
         yield Hit(
-            process_subject(node, row.pid, process, row.gpu_id),
-            (
-                Evidence(
-                    kind="hiding", strength="weak", source="/proc/<pid>/fd", text=f"holds {held}"
-                ),
-            ),
+            process_subject(node, row.pid, process, [row.gpu_id] if row.gpu_id else []),
+            (evidence,),
             owner=row.owner,
             since_ns=row.started_at_ns,
         )
@@ -60,8 +59,8 @@ def holder_not_listed(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterat
 def process_hidden(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """Pids that live and are not listed."""
     for hidden in node.snapshot.hidden:
-        subject = process_subject(node, hidden.pid, node.processes.get(hidden.pid), None)
-        text = f"pid {hidden.pid} is known to {' and '.join(hidden.seen_by)}, not to a listing of /proc"
+        subject = process_subject(node, hidden.pid, node.processes.get(hidden.pid), [])
+        text = f"known to {' and '.join(hidden.seen_by)}, not shown by a listing of /proc"
         yield Hit(subject, (Evidence(kind="hiding", strength="strong", source="/proc", text=text),))
 
 
@@ -97,7 +96,7 @@ def autostart_suspicious(node: Node, policy: Policy, rows: Sequence[Row]) -> Ite
 
 
 def gpu_fault_logged(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
-    """Xid events, one hit a GPU; codes that take the GPU down weigh more than a program's faults."""
+    """Xid events, one hit a GPU; codes that take it down weigh more than a program's faults."""
     by_address: dict[str | None, list[XidEvent]] = defaultdict(list)
     for event in node.snapshot.xids:
         if event.trusted:
@@ -110,13 +109,13 @@ def gpu_fault_logged(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterato
         counts: dict[int, int] = defaultdict(int)
         for event in events:
             counts[event.code] += 1
-        summary = ", ".join(f"Xid {code} ×{n}" for code, n in sorted(counts.items()))
+        summary = ", ".join(f"Xid {code}, {n} times" for code, n in sorted(counts.items()))
         subject = gpu_subject(node, gpu.id if gpu else None)
         if gpu is None:
+            place = address or "an unknown address"
             subject = Subject(
-                kind="gpu", name=address or "unknown", gpu=f"GPU at {address or 'an unknown address'}",
-                boot_id=node.snapshot.node.boot_id,
-            )  # fmt: skip
+                kind="gpu", name=place, gpu=f"GPU at {place}", boot_id=node.snapshot.node.boot_id
+            )
         lines = tuple(
             Evidence(source="kernel log", text=f"Xid {e.code}: {e.message[:160]}")
             for e in events[-LINES_SHOWN:]
@@ -161,7 +160,7 @@ def device_node_renamed(node: Node, policy: Policy, rows: Sequence[Row]) -> Iter
         if in_container or holder.kind not in GPU_NODE_KINDS:
             severity = "warning"
         yield Hit(
-            process_subject(node, holder.pid, process, gpu.id if gpu else None),
+            process_subject(node, holder.pid, process, [gpu.id] if gpu else []),
             (Evidence(kind="hiding", strength="weak", source="/proc/<pid>/fd", text=text),),
             severity=severity,
         )

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuwarden.finding import Evidence, Row, Verdict
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules.hit import Hit, gpu_subject, process_subject
 
+DECISION_TREE = "decision tree"
+"""The source named for the steps of a verdict's path."""
+
 HitFunction = Callable[[Node, Policy, Sequence[Row]], Iterator[Hit]]
 
 
-def _hit(node: Node, row: Row) -> Hit:
+def _hit(node: Node, rows: Sequence[Row]) -> Hit:
+    """One hit for the rows of one process, or of one GPU, that share a verdict."""
+    row = rows[0]
     if row.pid is None:
         subject = gpu_subject(node, row.gpu_id)
     else:
-        subject = process_subject(node, row.pid, node.processes.get(row.pid), row.gpu_id)
-    tree = tuple(Evidence(source="decision tree", text=step) for step in row.path)
-    return Hit(
-        subject, row.evidence + tree, row.verdict, row.owner or row.contact, row.started_at_ns
-    )
+        gpu_ids = [r.gpu_id for r in rows if r.gpu_id is not None]
+        subject = process_subject(node, row.pid, node.processes.get(row.pid), gpu_ids)
+    evidence = tuple(dict.fromkeys(e for r in rows for e in r.evidence))
+    path = tuple(dict.fromkeys(step for r in rows for step in r.path))
+    tree = tuple(Evidence(source=DECISION_TREE, text=step) for step in path)
+    return Hit(subject, evidence + tree, row.verdict, row.owner, row.started_at_ns)
+
+
+def _by_subject(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    groups: dict[tuple[int | None, str | None], list[Row]] = {}
+    for row in rows:
+        key = (row.pid, None if row.pid is not None else row.gpu_id)
+        groups.setdefault(key, []).append(row)
+    yield from groups.values()
 
 
 def _with(verdict: Verdict) -> HitFunction:
     def hits(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
-        for row in rows:
-            if row.verdict == verdict and row.inherited_from is None:
-                yield _hit(node, row)
+        mine = (r for r in rows if r.verdict == verdict and r.inherited_from is None)
+        for group in _by_subject(mine):
+            yield _hit(node, group)
 
     return hits
 
@@ -46,9 +60,14 @@ gpu_unreadable = _with("unreadable")
 
 def expected_process_with_signs(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """An expected process with one strong kind of evidence: not accused, not passed over."""
-    for row in rows:
-        if row.verdict != "expected" or row.pid is None or row.inherited_from is not None:
-            continue
-        signs = tuple(e for e in row.evidence if e.kind is not None and e.strength == "strong")
-        if signs:
-            yield _hit(node, row)._replace(evidence=signs)
+    mine = [
+        row
+        for row in rows
+        if row.verdict == "expected"
+        and row.pid is not None
+        and row.inherited_from is None
+        and any(e.kind is not None and e.strength == "strong" for e in row.evidence)
+    ]
+    for group in _by_subject(mine):
+        signs = tuple(e for e in group[0].evidence if e.kind is not None)
+        yield _hit(node, group)._replace(evidence=signs)

@@ -1,0 +1,271 @@
+"""Flags → calls: the only place that prints or exits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from gpuwarden import __version__
+from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from gpuwarden.model import Snapshot
+    from gpuwarden.policy import Policy
+
+EXIT_CLEAR, EXIT_FINDING, EXIT_BLIND, EXIT_USAGE = 0, 1, 2, 64
+DEFAULT_POLICY = "/etc/gpuwarden/policy.yaml"
+WIDTH_WITHOUT_TERMINAL = 140
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with sysexits' 64 for a usage error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def _host_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root", default="/", metavar="DIR", help="read the host mounted at DIR (needs hostPID)"
+    )
+    parser.add_argument(
+        "--nvml-library", metavar="PATH", help="this libnvidia-ml.so.1, checked before it is opened"
+    )
+    parser.add_argument(
+        "--deep", action="store_true", help="sweep every pid for processes hidden from /proc"
+    )
+
+
+def _policy_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", metavar="FILE", help=f"policy file (default: {DEFAULT_POLICY} if it is there)"
+    )
+
+
+def _format_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+
+
+def _recording_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recording",
+        nargs="?",
+        metavar="FILE",
+        help="a recorded node: a gpuwarden snapshot, or nvidia-smi output (-q -x, "
+        "--query-compute-apps, pmon); without it, this node",
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="gpuwarden",
+        description="Who is on the GPUs of this node, and do they belong?",
+        epilog="exit codes: 0 clear; 1 a finding at or above --fail-on; 2 something could not be "
+        "evaluated; 64 usage",
+    )
+    parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    scan = commands.add_parser("scan", help="one verdict for every process on every GPU")
+    _recording_argument(scan)
+    _host_flags(scan)
+    _policy_flag(scan)
+    _format_flag(scan)
+    scan.add_argument(
+        "--fail-on",
+        choices=("info", "warning", "error", "critical"),
+        default="error",
+        help="exit 1 from this severity on (default: error)",
+    )
+    scan.add_argument("--sensors", metavar="A,B", help="only these sensors (see doctor)")
+
+    snapshot = commands.add_parser("snapshot", help="record this node to a file")
+    snapshot.add_argument("file", metavar="FILE")
+    _host_flags(snapshot)
+
+    expect = commands.add_parser("expect", help="print the expected set, or draft a policy")
+    _recording_argument(expect)
+    _host_flags(expect)
+    _policy_flag(expect)
+    _format_flag(expect)
+    expect.add_argument(
+        "--learn", action="store_true", help="write a policy from what runs now, to be edited"
+    )
+
+    doctor = commands.add_parser("doctor", help="which sensors work here, and what to do if not")
+    _host_flags(doctor)
+    _format_flag(doctor)
+
+    history = commands.add_parser("history", help="since when: a process's or a GPU's past")
+    history.add_argument("pid", nargs="?", type=int, metavar="PID")
+    history.add_argument("--gpu", metavar="N", help="a GPU by number or UUID")
+    history.add_argument("--from", dest="recording", metavar="FILE", help="a recorded node")
+    _host_flags(history)
+    _policy_flag(history)
+    return parser
+
+
+def _load_policy(path: str | None) -> tuple[Policy, str | None]:
+    from gpuwarden.host import Host
+    from gpuwarden.policy import POLICY_LIMIT_BYTES, Policy, parse_policy
+    from gpuwarden.rules.registry import RULE_IDS
+
+    wanted = path or DEFAULT_POLICY
+    try:
+        data = Host().read_bytes(os.path.abspath(wanted), POLICY_LIMIT_BYTES + 1)
+    except Unavailable as error:
+        if path is None:
+            return Policy(), None
+        raise UsageError(f"{wanted}: cannot be read: no such file") from error
+    except GpuwardenError as error:
+        raise UsageError(f"{wanted}: cannot be read: {error}") from error
+    return parse_policy(data, wanted, RULE_IDS), wanted
+
+
+def _snapshot(arguments: argparse.Namespace) -> Snapshot:
+    """A recorded node if one was named, else this one."""
+    recording = getattr(arguments, "recording", None)
+    if recording is not None:
+        from gpuwarden.snapshot import open_recording
+
+        try:
+            return open_recording(recording)
+        except GpuwardenError as error:
+            raise UsageError(str(error), remedy=error.remedy) from error
+    from gpuwarden.host import Host
+    from gpuwarden.scan import ScanOptions, sensor_names, take_snapshot
+
+    if not os.path.isdir(arguments.root):
+        raise UsageError(f"--root {arguments.root}: not a directory")
+    chosen: frozenset[str] | None = None
+    if getattr(arguments, "sensors", None):
+        chosen = frozenset(arguments.sensors.split(","))
+        unknown = sorted(chosen - set(sensor_names()))
+        if unknown:
+            raise UsageError(
+                f"--sensors: no sensor is called '{unknown[0]}'; "
+                f"there are: {', '.join(sensor_names())}"
+            )
+    options = ScanOptions(sensors=chosen, nvml_library=arguments.nvml_library, deep=arguments.deep)
+    return take_snapshot(Host(arguments.root), options)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 40)).columns
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _scan(arguments: argparse.Namespace) -> int:
+    from gpuwarden.judge import exit_code, judge
+
+    policy, policy_path = _load_policy(arguments.policy)
+    report = judge(_snapshot(arguments), policy, policy_path)
+    code = exit_code(report, arguments.fail_on)
+    if arguments.format == "json":
+        from gpuwarden.outputs import json_output
+
+        _write(json_output.render(report))
+    else:
+        from gpuwarden.outputs import table
+
+        _write(table.render(report, width=_width(), colour=_colour(), exit_code=code))
+    return code
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from gpuwarden.snapshot import write
+
+    snapshot = _snapshot(arguments)
+    try:
+        write(arguments.file, snapshot)
+    except GpuwardenError as error:
+        raise UsageError(str(error)) from error
+    unseen = [s for s in snapshot.sensors if s.state in ("failed", "partial")]
+    _write(
+        f"{arguments.file}: {len(snapshot.gpus)} GPUs, {len(snapshot.clients)} GPU clients, "
+        f"{len(snapshot.processes)} processes recorded\n"
+    )
+    for run in unseen:
+        _write(f"  not all was seen: {run.name} ({run.state}): {run.reason}\n")
+    return EXIT_BLIND if any(s.state == "failed" for s in unseen) else EXIT_CLEAR
+
+
+def _expect(arguments: argparse.Namespace) -> int:
+    from gpuwarden import expectation
+
+    policy, policy_path = _load_policy(arguments.policy)
+    snapshot = _snapshot(arguments)
+    if arguments.learn:
+        _write(expectation.learn(snapshot, policy))
+        return EXIT_CLEAR
+    text, complete = expectation.render(
+        snapshot, policy, policy_path, as_json=arguments.format == "json"
+    )
+    _write(text)
+    return EXIT_CLEAR if complete else EXIT_BLIND
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from gpuwarden import doctor
+
+    text, sound = doctor.examine(
+        _snapshot(arguments), as_json=arguments.format == "json", width=_width()
+    )
+    _write(text)
+    return EXIT_CLEAR if sound else EXIT_BLIND
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from gpuwarden import history
+
+    if (arguments.pid is None) == (arguments.gpu is None):
+        raise UsageError("history: expected a PID or --gpu N, one of them")
+    policy, _ = _load_policy(arguments.policy)
+    text, found = history.tell(_snapshot(arguments), policy, pid=arguments.pid, gpu=arguments.gpu)
+    _write(text)
+    return EXIT_CLEAR if found else EXIT_BLIND
+
+
+def _write(text: str) -> None:
+    # A terminal that is not UTF-8 still gets every line.
+    sys.stdout.buffer.write(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()
+
+
+COMMANDS = {
+    "scan": _scan,
+    "snapshot": _record,
+    "expect": _expect,
+    "doctor": _doctor,
+    "history": _history,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return COMMANDS[arguments.command](arguments)
+    except UsageError as error:
+        remedy = f"\n  {error.remedy}" if error.remedy else ""
+        sys.stderr.write(f"gpuwarden: {error}{remedy}\n")
+        return EXIT_USAGE
+    except BrokenPipeError:
+        # The reader went away (a pager, head): nothing is wrong with the scan.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_CLEAR
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Snapshot and policy → Report: rows by the decision tree, findings by the rules, silences applied.
+
+Pure and the same for a live scan and a replay.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from gpuwarden import __version__
+from gpuwarden.finding import (
+    VERDICT_SEVERITY,
+    Finding,
+    PolicyUse,
+    Report,
+    Row,
+    RuleRun,
+    Severity,
+    finding_id,
+    severity_rank,
+)
+from gpuwarden.model import Process, Snapshot
+from gpuwarden.node import Node
+from gpuwarden.policy import Policy, PolicyException
+from gpuwarden.rules.gpu_memory import judge_gpus
+from gpuwarden.rules.hit import Hit
+from gpuwarden.rules.membership import slurm_claim
+from gpuwarden.rules.placement import binary_name, place_name, says
+from gpuwarden.rules.policy_match import fit
+from gpuwarden.rules.registry import RULES, Rule
+from gpuwarden.verdicts import Answer, Subject, decide, subjects
+
+DUMP_SENSOR = "nvidia_smi"
+
+
+def _row(node: Node, subject: Subject, answer: Answer) -> Row:
+    process = subject.process
+    client = subject.clients[0] if subject.clients else None
+    memory = [c.memory_bytes for c in subject.clients if c.memory_bytes is not None]
+    busy = [c.sm_percent for c in subject.clients if c.sm_percent is not None]
+    unknown: list[str] = []
+    if process is not None:
+        unknown += [f"{name}: {reason}" for name, reason in sorted(process.unread.items())]
+    for c in subject.clients:
+        unknown += [f"{name}: {reason}" for name, reason in sorted(c.unread.items())]
+    claim = answer.claim
+    return Row(
+        gpu_id=subject.gpu_id,
+        gpu=node.gpu_label(subject.gpu_id),
+        pid=subject.pid,
+        verdict=answer.verdict,
+        severity=VERDICT_SEVERITY[answer.verdict],
+        start_time_ticks=process.start_time_ticks if process else None,
+        started_at_ns=process.started_at_ns if process else None,
+        kinds=tuple(dict.fromkeys(k for c in subject.clients for k in c.kinds)),
+        listed=bool(subject.clients),
+        user=process.user if process else None,
+        binary=binary_name(process, client),
+        says=says(process),
+        place=place_name(node, process),
+        sm_percent=max(busy) if busy else None,
+        memory_bytes=sum(memory) if memory else None,
+        workload=claim.name if claim else None,
+        proof=answer.proof,
+        owner=answer.owner,
+        contact=answer.contact,
+        path=answer.path,
+        evidence=answer.evidence,
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _kin(node: Node, process: Process, judged: dict[int, Row]) -> Row | None:
+    """The row of the listed client whose descriptors this holder inherited, if there is one."""
+    for ancestor in node.ancestors(process.pid):
+        if ancestor.pid in judged:
+            return judged[ancestor.pid]
+    for row in judged.values():
+        other = node.processes.get(row.pid or -1)
+        if (
+            other is not None
+            and other.session_id == process.session_id
+            and other.uid == process.uid
+            and other.process_group == process.process_group
+            and other.exe is not None
+            and process.exe is not None
+            and (other.exe.device, other.exe.inode) == (process.exe.device, process.exe.inode)
+        ):
+            return row
+    return None
+
+
+def judge_rows(node: Node, policy: Policy) -> list[Row]:
+    """One row a (process, GPU) and one a GPU that has a verdict of its own."""
+    listed: dict[int, Row] = {}
+    rows: list[Row] = []
+    for subject in subjects(node):
+        answer = decide(node, policy, subject)
+        row = _row(node, subject, answer)
+        if subject.clients:
+            listed.setdefault(subject.pid, row)
+        elif subject.process is not None and answer.verdict not in ("cryptominer", "expected"):
+            kin = _kin(node, subject.process, listed)
+            if kin is not None:
+                row = replace(
+                    row,
+                    verdict=kin.verdict,
+                    severity=kin.severity,
+                    workload=kin.workload,
+                    proof=kin.proof,
+                    owner=kin.owner,
+                    contact=kin.contact,
+                    inherited_from=kin.pid,
+                    path=(f"listed by the driver? no: holds descriptors of pid {kin.pid}",),
+                    evidence=(),
+                )
+        rows.append(row)
+    for answer_gpu in judge_gpus(node, policy):
+        gpu = answer_gpu.gpu
+        rows.append(
+            Row(
+                gpu_id=gpu.id,
+                gpu=node.gpu_label(gpu.id),
+                pid=None,
+                verdict=answer_gpu.verdict,
+                severity=VERDICT_SEVERITY[answer_gpu.verdict],
+                memory_bytes=gpu.memory_used_bytes,
+                sm_percent=gpu.sm_percent,
+                path=answer_gpu.path,
+                evidence=answer_gpu.evidence,
+            )
+        )
+    return rows
+
+
+# ------------------------------------------------------------------ rules
+
+
+def _not_evaluated(node: Node, rule: Rule) -> str:
+    """Why a rule cannot be evaluated on this snapshot; empty when it can."""
+    for name in rule.advisory.needs:
+        run = node.sensor(name)
+        if run is None:
+            return f"sensor {name} did not run"
+        if run.state == "failed" or (run.state == "absent" and node.is_dump):
+            return f"sensor {name}: {run.reason or run.state}"
+        if run.state == "skipped":
+            return f"sensor {name} was not asked for"
+    for name in rule.advisory.needs_sources:
+        source = node.source(name)
+        if source is not None and source.state == "failed":
+            return f"source {name}: {source.reason or 'failed'}"
+    return ""
+
+
+def _fill(step: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        step = step.replace("{" + name + "}", value)
+    return step
+
+
+def _finding(rule: Rule, hit: Hit) -> Finding:
+    advisory = rule.advisory
+    values = {
+        "pid": str(hit.subject.pid) if hit.subject.pid is not None else "PID",
+        "gpu": hit.subject.gpu or "the GPU",
+        "owner": hit.owner or "its owner",
+    }
+    return Finding(
+        id=finding_id(advisory.id, hit.subject),
+        rule=advisory.id,
+        severity=hit.severity or advisory.severity,
+        title=_fill(advisory.title, values),
+        explanation=_fill(advisory.explanation, values),
+        subject=hit.subject,
+        verdict=hit.verdict,
+        owner=hit.owner,
+        evidence=hit.evidence,
+        advice=tuple(_fill(step, values) for step in advisory.steps),
+        since_ns=hit.since_ns,
+    )
+
+
+def _silence(
+    node: Node, policy: Policy, finding: Finding, today: datetime.date
+) -> PolicyException | None:
+    """The exception that covers a finding: same rule, not expired, everything it names fits."""
+    process = node.processes.get(finding.subject.pid or -1)
+    for exception in policy.exceptions:
+        if exception.rule != finding.rule:
+            continue
+        if exception.expires is not None and exception.expires < today:
+            continue
+        if exception.path is not None and not (
+            finding.subject.name == exception.path
+            or finding.subject.name.startswith(exception.path + ":")
+        ):
+            continue
+        if exception.gpu is not None:
+            wanted = str(exception.gpu)
+            gpus = [node.gpus[i] for i in finding.subject.gpu_ids if i in node.gpus]
+            if not gpus or not all(
+                wanted in (str(g.index), g.uuid, g.id, g.pci_address) for g in gpus
+            ):
+                continue
+        if not exception.match.is_empty:
+            if process is None:
+                continue
+            claim = slurm_claim(node, process)
+            job = claim.workload if claim is not None and claim.proof == "proven" else None
+            result = fit(node, exception.match, process, job)
+            if not result.fits or result.proof != "proven":
+                continue
+        return exception
+    return None
+
+
+def _judge_rules(
+    node: Node, policy: Policy, rows: Sequence[Row]
+) -> Iterator[tuple[RuleRun, list[Finding]]]:
+    for rule in RULES:
+        # A rule reports what it found even when a sensor it needs saw nothing: a miner's name in
+        # a dump is a finding although the dump holds no /proc. It is only never called clear.
+        found = [_finding(rule, hit) for hit in rule.hits(node, policy, rows)]
+        unique = list({f.id: f for f in found}.values())
+        reason = _not_evaluated(node, rule)
+        run = RuleRun(
+            rule=rule.advisory.id,
+            state="not-evaluated" if reason else "ok",
+            reason=reason,
+            findings=len(unique),
+        )
+        yield run, unique
+
+
+def judge(snapshot: Snapshot, policy: Policy, policy_path: str | None = None) -> Report:
+    """Everything that can be said of a snapshot under a policy."""
+    node = Node(snapshot)
+    rows = judge_rows(node, policy)
+    today = datetime.datetime.fromtimestamp(snapshot.taken_at_ns / 1e9, tz=datetime.UTC).date()
+    runs: list[RuleRun] = []
+    findings: list[Finding] = []
+    silenced: dict[tuple[int | None, str, str], str] = {}
+    for run, found in _judge_rules(node, policy, rows):
+        runs.append(run)
+        for finding in found:
+            exception = _silence(node, policy, finding, today)
+            if exception is None:
+                findings.append(finding)
+                continue
+            until = f" (until {exception.expires})" if exception.expires else ""
+            why = f"exception of the policy: {exception.reason}{until}"
+            if finding.verdict is not None:
+                for gpu_id in finding.subject.gpu_ids or ("",):
+                    silenced[(finding.subject.pid, gpu_id, finding.verdict)] = why
+            findings.append(replace(finding, silenced_by=why))
+    findings.sort(key=lambda f: -severity_rank(f.severity))
+    findings = [replace(f, sequence=i) for i, f in enumerate(findings, start=1)]
+    rows = [
+        replace(row, silenced_by=silenced.get((row.pid, row.gpu_id or "", row.verdict)))
+        for row in rows
+    ]
+    return Report(
+        tool_version=__version__,
+        taken_at_ns=snapshot.taken_at_ns,
+        node=snapshot.node,
+        policy=PolicyUse(
+            path=policy_path, workloads=len(policy.workloads), exceptions=len(policy.exceptions)
+        ),
+        sensors=snapshot.sensors,
+        sources=snapshot.sources,
+        rules=tuple(runs),
+        gaps=snapshot.gaps,
+        gpus=snapshot.gpus,
+        rows=tuple(sorted(rows, key=_row_order)),
+        findings=tuple(findings),
+    )
+
+
+def _row_order(row: Row) -> tuple[int, str, int, int]:
+    number = row.gpu.split(":")[0]
+    return (
+        int(number) if number.isdigit() else 1 << 30,
+        row.gpu,
+        -severity_rank(row.severity),
+        row.pid if row.pid is not None else -1,
+    )
+
+
+def exit_code(report: Report, fail_on: Severity) -> int:
+    """1 for a finding at or above ``fail_on``; else 2 if something was not evaluated; else 0."""
+    for finding in report.findings:
+        if finding.silenced_by is None and severity_rank(finding.severity) >= severity_rank(
+            fail_on
+        ):
+            return 1
+    if any(run.state != "ok" for run in report.rules):
+        return 2
+    if any(source.state == "failed" for source in report.sources):
+        return 2
+    return 0

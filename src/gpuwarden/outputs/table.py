@@ -1,0 +1,324 @@
+"""Report → text: one line a process, then each finding with its evidence and the next steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpuwarden.finding import Evidence, Finding, Report, Row, severity_rank
+from gpuwarden.outputs.words import age, cut, escape, memory, moment, percent
+
+NARROWEST = 60
+# Title and the widest that a column may grow; BINARY and PLACE then share what is left.
+COLUMNS = (
+    ("GPU", 9),
+    ("PID", 8),
+    ("USER", 10),
+    ("BINARY", 80),
+    ("JOB, CONTAINER", 48),
+    ("SM", 4),
+    ("MEMORY", 9),
+    ("VERDICT", 26),
+)
+BINARY, PLACE = 3, 4
+RIGHT_ALIGNED = frozenset({1, 5, 6})
+COLLAPSE_ABOVE = 3
+"""More findings than this of one rule, below ``error``, are told together."""
+SUBJECTS_SHOWN = 12
+EVIDENCE_SHOWN = 12
+DECISION_TREE = "decision tree"
+DUMP_ORIGIN_PREFIX = "nvidia-smi"
+
+STYLES = {"info": "green", "warning": "yellow", "error": "red", "critical": "bold red"}
+
+
+def _row_style(row: Row) -> str:
+    return "dim" if row.silenced_by else STYLES[row.severity]
+
+
+def _verdict(row: Row) -> str:
+    """The verdict with what qualifies it: claimed, silenced, inherited."""
+    if row.silenced_by:
+        return f"{row.verdict} (excepted)"
+    if row.verdict == "system" and row.proof != "proven":
+        return f"{row.verdict} (claimed)"
+    return row.verdict
+
+
+def _collapse_workers(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+    """Rows with the number of inheritors that share each one's verdict and GPU."""
+    workers: dict[tuple[int | None, str | None], int] = defaultdict(int)
+    for row in rows:
+        if row.inherited_from is not None:
+            workers[(row.inherited_from, row.gpu_id)] += 1
+    shown: set[tuple[int | None, str | None]] = set()
+    for row in rows:
+        if row.inherited_from is not None:
+            continue
+        key = (row.pid, row.gpu_id)
+        yield row, 0 if key in shown else workers.get(key, 0)
+        shown.add(key)
+
+
+def _binary(row: Row) -> str:
+    if row.binary is None:
+        return "?" if row.pid is not None else "(the GPU itself)"
+    return escape(row.binary)
+
+
+def _cells(row: Row, workers: int) -> tuple[str, str, str, str, str, str, str, str]:
+    is_process = row.pid is not None
+    place = escape(row.place or ("-" if is_process else ""))
+    if workers:
+        place += f" +{workers} workers"
+    return (
+        escape(row.gpu),
+        str(row.pid) if is_process else "-",
+        escape(row.user or ("?" if is_process else "")),
+        _binary(row),
+        place,
+        percent(row.sm_percent),
+        memory(row.memory_bytes),
+        _verdict(row),
+    )
+
+
+def _processes(report: Report, width: int) -> Table:
+    """One line a process; binary and place share what the other columns leave."""
+    lines = [(row, _cells(row, workers)) for row, workers in _collapse_workers(report.rows)]
+    widths = [
+        min(max(len(title), *(len(cells[i]) for _, cells in lines)), limit)
+        for i, (title, limit) in enumerate(COLUMNS)
+    ]
+    spare = width - sum(widths) + widths[BINARY] + widths[PLACE] - (len(COLUMNS) - 1)
+    if widths[BINARY] + widths[PLACE] > spare:
+        # The place is usually short: it gets what it needs up to half, the binary's end the rest.
+        widths[PLACE] = max(min(widths[PLACE], spare // 2), 4)
+        widths[BINARY] = max(spare - widths[PLACE], 8)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for i, (title, _) in enumerate(COLUMNS):
+        table.add_column(
+            title, width=widths[i], no_wrap=True, justify="right" if i in RIGHT_ALIGNED else "left"
+        )
+    for row, cells in lines:
+        fitted: list[str | Text] = [
+            cut(cell, widths[i], keep="end" if i == BINARY else "start")
+            for i, cell in enumerate(cells)
+        ]
+        fitted[-1] = Text(str(fitted[-1]), style=_row_style(row))
+        table.add_row(*fitted)
+    return table
+
+
+def _idle(report: Report) -> str:
+    """One line for the GPUs on which nothing was seen."""
+    busy = {row.gpu_id for row in report.rows}
+    parents = {g.parent_id for g in report.gpus if g.id in busy}
+    idle = [
+        g for g in report.gpus
+        if g.parent_id is None and g.id not in busy and g.id not in parents
+    ]  # fmt: skip
+    if not idle:
+        return ""
+    names: dict[str, list[str]] = defaultdict(list)
+    for gpu in idle:
+        label = gpu.index if gpu.index is not None else gpu.minor
+        names[gpu.name or "unnamed"].append(str(label) if label is not None else gpu.id)
+    parts = [f"{', '.join(ids)} ({escape(name)})" for name, ids in names.items()]
+    return "Nothing seen on GPU " + "; ".join(parts)
+
+
+def _evidence_lines(evidence: Sequence[Evidence]) -> Iterator[Text]:
+    order = {"complete": 0, "strong": 1, "weak": 2, "fact": 3}
+    items = [e for e in evidence if e.source != DECISION_TREE]
+    items.sort(key=lambda e: order[e.strength])
+    for item in items[:EVIDENCE_SHOWN]:
+        label = f"{item.kind}{' (weak)' if item.strength == 'weak' else ''}: " if item.kind else ""
+        line = Text("- ")
+        line.append(label, style="bold")
+        line.append(escape(item.text))
+        line.append(f"  [{escape(item.source)}]", style="dim")
+        yield line
+    if len(items) > EVIDENCE_SHOWN:
+        yield Text(f"- and {len(items) - EVIDENCE_SHOWN} more (in --format json)")
+
+
+def _subject_line(report: Report, finding: Finding) -> str:
+    subject = finding.subject
+    parts: list[str] = []
+    if subject.pid is not None:
+        row = next((r for r in report.rows if r.pid == subject.pid), None)
+        parts.append(f"pid {subject.pid}")
+        if row is not None and row.binary:
+            said = f' (calls itself "{cut(escape(row.says), 40)}")' if row.says else ""
+            parts.append(escape(row.binary) + said)
+        elif subject.name:
+            parts.append(escape(subject.name))
+        if row is not None and row.user:
+            parts.append(f"user {escape(row.user)}")
+        if row is not None and row.place:
+            parts.append(escape(row.place))
+    elif subject.kind in ("persistence", "source", "node"):
+        parts.append(escape(subject.name))
+    if finding.since_ns is not None:
+        parts.append(
+            f"since {moment(finding.since_ns)} ({age(finding.since_ns, report.taken_at_ns)})"
+        )
+    if finding.owner:
+        parts.append(f"owner: {escape(finding.owner)}")
+    return ", ".join(parts)
+
+
+def _print_finding(console: Console, report: Report, group: Sequence[Finding]) -> None:
+    first = group[0]
+    head = Text(f"{first.severity.upper()} ", style=STYLES[first.severity])
+    title = first.title if len(group) == 1 else f"{first.title} (and {len(group) - 1} more like it)"
+    head.append(escape(title), style="bold")
+    console.print(head)
+    console.print(Padding(Text(f"{first.rule}, id {first.id}", style="dim"), (0, 0, 0, 2)))
+    if first.silenced_by:
+        console.print(Padding(Text(escape(first.silenced_by)), (0, 0, 0, 2)))
+    for finding in group[:SUBJECTS_SHOWN]:
+        line = _subject_line(report, finding)
+        if len(group) > 1 and finding.subject.gpu:
+            line = f"{finding.subject.gpu}: {line}"
+        if line:
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
+    if len(group) > SUBJECTS_SHOWN:
+        console.print(Padding(Text(f"and {len(group) - SUBJECTS_SHOWN} more"), (0, 0, 0, 2)))
+    console.print(Padding(Text(escape(first.explanation)), (0, 0, 0, 2)))
+    for line_text in _evidence_lines(first.evidence):
+        console.print(Padding(line_text, (0, 0, 0, 2)))
+    path = [e.text for e in first.evidence if e.source == DECISION_TREE]
+    if path:
+        console.print(Padding(Text("Decided by: " + escape(" → ".join(path))), (0, 0, 0, 2)))
+    if severity_rank(first.severity) > 0 and not first.silenced_by:
+        console.print(Padding(Text("Next steps", style="bold"), (0, 0, 0, 2)))
+        for number, step in enumerate(first.advice, start=1):
+            grid = Table.grid(padding=(0, 1, 0, 0))
+            grid.add_column(width=2, justify="right")
+            grid.add_column()
+            grid.add_row(f"{number}.", Text(escape(step)))
+            console.print(Padding(grid, (0, 0, 0, 2)))
+    console.print()
+
+
+def _groups(findings: Sequence[Finding]) -> Iterator[list[Finding]]:
+    """Findings one by one; many of one mild rule together."""
+    by_rule: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        by_rule[finding.rule].append(finding)
+    told: set[str] = set()
+    for finding in findings:
+        same = [f for f in by_rule[finding.rule] if not f.silenced_by]
+        mild = severity_rank(finding.severity) < severity_rank("error")
+        if finding.silenced_by or not mild or len(same) <= COLLAPSE_ABOVE:
+            yield [finding]
+        elif finding.rule not in told:
+            told.add(finding.rule)
+            yield same
+
+
+def _coverage(report: Report) -> Iterator[str]:
+    """What could not be seen, and what that left unjudged; nothing unseen reads as clean."""
+    for sensor in report.sensors:
+        if sensor.state in ("failed", "partial"):
+            remedy = f" → {sensor.remedy}" if sensor.remedy else ""
+            yield f"{sensor.name} ({sensor.state}): {sensor.reason}{remedy}"
+    for source in report.sources:
+        if source.state == "failed":
+            remedy = f" → {source.remedy}" if source.remedy else ""
+            yield f"{source.name} (failed): {source.reason}{remedy}"
+    blind = [run for run in report.rules if run.state != "ok"]
+    if blind and report.node.origin.startswith(DUMP_ORIGIN_PREFIX):
+        yield (
+            "a dump holds the driver's list only: no owners, binaries, containers, sockets or "
+            f"holders ({len(blind)} of {len(report.rules)} rules not evaluated)"
+        )
+    elif blind:
+        reasons = list(dict.fromkeys(run.reason for run in blind))
+        yield f"{len(blind)} of {len(report.rules)} rules not evaluated: {'; '.join(reasons)}"
+
+
+def _set_line(report: Report) -> str:
+    parts = []
+    for source in report.sources:
+        count = f", {source.workloads}" if source.state == "ok" else ""
+        parts.append(f"{source.name} {source.state}{count}")
+    policy = report.policy
+    where = escape(policy.path) if policy.path else "none"
+    parts.append(f"policy {where}" + (f", {policy.workloads}" if policy.path else ""))
+    return "Expected set: " + "; ".join(parts)
+
+
+def render(report: Report, *, width: int, colour: bool, exit_code: int | None = None) -> str:
+    """The whole report as text ``width`` columns wide."""
+    buffer = StringIO()
+    console = Console(
+        file=buffer,
+        width=max(width, NARROWEST),
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
+    )
+    node = report.node
+    whole = [g for g in report.gpus if g.parent_id is None]
+    when = moment(report.taken_at_ns) if report.taken_at_ns else "time unknown"
+    head = [f"gpuwarden {report.tool_version}", escape(node.hostname), when]
+    if node.driver_version:
+        head.append(f"driver {escape(node.driver_version)}")
+    head.append(f"{len(whole)} GPU{'' if len(whole) == 1 else 's'}")
+    if node.origin not in ("live", "root"):
+        head.append(f"read from {node.origin}")
+    console.print(Text(", ".join(head), style="bold"))
+    console.print()
+    if report.rows:
+        console.print(_processes(report, console.width))
+    idle = _idle(report)
+    if idle:
+        console.print(Text(idle))
+    if not report.rows and not report.gpus:
+        console.print(Text("No accelerator was seen on this node."))
+    console.print()
+    for group in _groups([f for f in report.findings if f.severity != "info"]):
+        _print_finding(console, report, group)
+    infos = [f for f in report.findings if f.severity == "info"]
+    if infos:
+        noted = "; ".join(
+            f"{f.title}: {f.evidence[0].text}" if f.evidence else f.title for f in infos[:6]
+        )
+        console.print(Text("Noted: " + escape(noted)))
+        console.print()
+    if not node.origin.startswith(DUMP_ORIGIN_PREFIX):
+        console.print(Text(_set_line(report)))
+    unseen = list(_coverage(report))
+    if unseen:
+        console.print(Text("Could not be seen:", style="bold"))
+        for line in unseen:
+            console.print(Padding(Text("- " + escape(line)), (0, 0, 0, 2)))
+    console.print(Text(_summary(report, exit_code)))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _summary(report: Report, exit_code: int | None) -> str:
+    counts: dict[str, int] = defaultdict(int)
+    for finding in report.findings:
+        if not finding.silenced_by:
+            counts[finding.severity] += 1
+    told = [f"{counts[s]} {s}" for s in ("critical", "error", "warning") if counts[s]]
+    text = "Findings: " + (", ".join(told) if told else "none")
+    silenced = sum(1 for f in report.findings if f.silenced_by)
+    if silenced:
+        text += f" ({silenced} excepted by the policy)"
+    if exit_code == 2:
+        text += ". Not a clean result: something could not be evaluated (exit 2)"
+    return text + "."

@@ -1,0 +1,38 @@
+"""Who gets a closer look: clients and holders, their ancestors, the far ends of their sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuwarden.host import Host
+from gpuwarden.model import Connection, Gap, Process
+from gpuwarden.sensors import process_table, processes, sockets
+from gpuwarden.sensors.seen import Seen
+
+PEER_LIMIT = 256
+
+
+def read_processes(host: Host, seen: Seen) -> Iterator[Process | Gap]:
+    """Details of every client and holder, and of their parents up to pid 1."""
+    if not seen.table:
+        seen.table.update(process_table.read(host))
+    subjects = sorted(seen.subject_pids)
+    yield from processes.read(host, seen, subjects, role="subject")
+    parents = [pid for pid in processes.ancestors(seen, subjects) if pid not in subjects]
+    yield from processes.read(host, seen, parents, role="ancestor")
+
+
+def read_sockets(host: Host, seen: Seen) -> Iterator[Connection | Process | Gap]:
+    """Sockets of clients and holders; then of the local processes at their other ends."""
+    subjects = seen.subject_pids
+    found: list[Connection] = []
+    for fact in sockets.read(host, seen, sorted(subjects)):
+        if isinstance(fact, Connection):
+            found.append(fact)
+        yield fact
+    peers = sorted({c.peer_pid for c in found if c.peer_pid is not None} - subjects)[:PEER_LIMIT]
+    if not peers:
+        return
+    unknown = [pid for pid in peers if pid not in seen.processes]
+    yield from processes.read(host, seen, unknown, role="peer")
+    yield from sockets.read(host, seen, peers)
