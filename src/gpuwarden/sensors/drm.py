@@ -137,7 +137,7 @@ def read(host: Host, seen: Seen) -> Iterator[Gpu | GpuClient | Gap]:
     by_address = {gpu.pci_address: gpu.id for gpu in whole if gpu.pci_address is not None}
     by_minor = {gpu.render_minor: gpu.id for gpu in seen.gpus if gpu.render_minor is not None}
     for gpu in devices:
-        known_as = by_minor.get(gpu.render_minor)
+        known_as = by_minor.get(gpu.render_minor) if gpu.render_minor is not None else None
         if gpu.pci_address is not None:
             known_as = by_address.get(gpu.pci_address, known_as)
             by_address.setdefault(gpu.pci_address, known_as or gpu.id)
