@@ -22,7 +22,9 @@ ignored for the second. Give a link its own line when its text must not decide.
     /proc/100/exe          nlink=0 inode=77 device=8:1 mode=0755 uid=1000 size=4096
     /usr/bin/python3.11    uid=0 mode=0755
 
-A link ``socket:[N]`` is a socket with inode N. Attributes: mode (octal permissions; with a file type for others than regular files), uid, gid,
+A link ``socket:[N]`` is a socket with inode N.
+
+Attributes: mode (octal permissions; with a file type for others than regular files), uid, gid,
 inode, device (``major:minor``), nlink, size. What a table leaves out is mode 0755, uid and gid 0,
 one link, and an inode that is derived from the path a link leads to, so that a link and its target
 are the same file. Files that exist in the tree have their own size and type, and never the

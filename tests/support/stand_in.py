@@ -92,7 +92,7 @@ class StandInHost(Host):
     def open_files(self, directory: str) -> OpenFiles:
         found = super().open_files(directory)
         devices = []
-        for descriptor, number in found.devices:
+        for descriptor, _ in found.devices:
             try:
                 status = self.link_target_status(f"{directory}/{descriptor}")
             except GpuwardenError:
