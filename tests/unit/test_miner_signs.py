@@ -64,15 +64,8 @@ def test_tables_are_as_large_as_promised() -> None:
 
 def test_a_complete_line_says_what_it_saw() -> None:
     wallet = "4" + "A" * 94
-    signs = command_signs(
-        [
-            *"graftcp ./lolMiner --algo ETCHASH --pool etc.2miners.com:1010".split(),
-            "--user",
-            f"{wallet}.rig",
-            "--pass",
-            "secretsecretsecretsecret",
-        ]
-    )
+    line = "graftcp ./lolMiner --algo ETCHASH --pool etc.2miners.com:1010 --pass secretsecretsecret"
+    signs = command_signs([*line.split(), "--user", f"{wallet}.rig"])
     assert signs.strength == "complete"
     assert signs.miner_name == "lolminer"
     assert signs.algorithm == "etchash"

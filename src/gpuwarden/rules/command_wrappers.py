@@ -63,6 +63,8 @@ WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
         ("busybox", "", 0),
         ("box64", "", 0),
         ("srun", "-p -A -t -n -c -N -J -w -G -o -e -D -x -C -q -d -L --gres --partition", 0),
+        ("mpirun", "-np -n -c -H -host -hostfile -x --host --hostfile", 0),
+        ("mpiexec", "-np -n -f -H -host -hosts -hostfile", 0),
         ("screen", "-c -h -p -T -e -s -S -t", 0),
     )
 }

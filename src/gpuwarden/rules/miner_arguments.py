@@ -68,6 +68,8 @@ class Arguments(NamedTuple):
     algorithm_grade: Literal["sure", "ambiguous"] | None
     algorithm_flag: str
     miner_flags: tuple[str, ...]
+    password: bool
+    """A password option with a value is there."""
 
 
 def is_pool_domain(host: str) -> bool:
@@ -91,6 +93,7 @@ class _Collector:
         self.miner_flags: dict[str, None] = {}
         self.server: tuple[str, str] | None = None
         self.port: int | None = None
+        self.password = False
 
     def result(self) -> Arguments:
         if self.server is not None and self.port is not None:
@@ -104,6 +107,7 @@ class _Collector:
             grade,
             flag,
             tuple(self.miner_flags),
+            self.password,
         )
 
     def take(self, words: list[str]) -> None:
@@ -131,6 +135,7 @@ class _Collector:
         if value.startswith("{") and '"' in value and equals:
             self.json(value)
             return
+        self.password |= flag in tables.PASSWORD_FLAGS and bool(value)
         known = self.valued(flag, value)
         if known or not flag.startswith("-") or flag.startswith("--") or len(flag) <= 2:
             if equals and not known and "://" in value:
@@ -237,6 +242,8 @@ class _Collector:
             self.accounts.insert(0, Account(value, "shape", flag))
         elif not _is_data(value) and not _IDS.fullmatch(value):
             grade: AccountGrade = tables.ACCOUNT_FLAGS.get(flag, "user")
+            if tables.CHAIN_ADDRESS.fullmatch(value):
+                grade = "wallet"
             self.accounts.append(Account(value, grade, flag))
 
     def take_algorithm(self, value: str, flag: str) -> None:

@@ -54,11 +54,13 @@ def judged(seen: Arguments, name: ProgramName | None) -> CommandSigns:
     accounts = {account.grade for account in seen.accounts}
     sure, known = seen.algorithm_grade == "sure", seen.algorithm_grade is not None
     real_account = bool(accounts & {"shape", "wallet", "user"})
+    bare_url = any(pool.flag == "--url" and not pool.scheme for pool in seen.pools)
     complete = (
         bool(grades & {"scheme", "domain"} and (accounts or known))
         or ("pool" in grades and (known or real_account))
         or ("soft" in grades and (sure or "shape" in accounts))
         or ("soft" in grades and known and "wallet" in accounts)
+        or (bare_url and known and real_account and seen.password)
         or (bool(grades) and (miner or bool(seen.miner_flags)) and bool(accounts or known))
     )
     strength: Strength = "none"
@@ -69,6 +71,7 @@ def judged(seen: Arguments, name: ProgramName | None) -> CommandSigns:
         or ("domain" in grades and any(pool.flag for pool in seen.pools))
         or (seen.miner_flags and (grades or known or miner or len(seen.miner_flags) > 1))
         or (sure and real_account)
+        or (bare_url and known and real_account)
         or (miner and known)
         or (miner and grades)
     ):

@@ -230,10 +230,9 @@ POOL_USER_VARIABLES = frozenset({"POOL_USER", "WALLET", "WALLET_ADDRESS", "POOL_
 # A POOL_URL on one of these is a database's (PostgreSQL, pgbouncer, pgpool, MySQL…).
 DATABASE_PORTS = frozenset({1521, 3306, 5432, 5433, 6033, 6379, 6432, 9999, 27017})
 
-# Address shapes: Monero, Ethereum-like, Bitcoin, then coins that write a prefix.
+# Address shapes: Monero, Bitcoin, then coins that write a prefix.
 WALLET = re.compile(
     r"[48][1-9A-HJ-NP-Za-km-z]{94}(?:[1-9A-HJ-NP-Za-km-z]{11})?"
-    r"|0x[0-9a-fA-F]{40}"
     r"|bc1[02-9ac-hj-np-z]{25,71}"
     r"|(?=[^a-z]{0,9}[a-z])(?=[^A-Z]{0,9}[A-Z])"  # mixed case: no hexadecimal token
     r"(?:[13][1-9A-HJ-NP-Za-km-z]{25,34}|[RtD][1-9A-HJ-NP-Za-km-z]{33,34})"
@@ -242,6 +241,9 @@ WALLET = re.compile(
     r"|(?:cfx|kaspa|nexa|pyrin|karlsen|spectre|xel|hoosat|bugna|astrix|NEXA|CFX):[0-9A-Za-z]{20,120}"
     r"|(?:EQ|UQ)[0-9A-Za-z_-]{46}"
 )
+
+# Common in honest programs that read a chain: a wallet, but no sign by itself.
+CHAIN_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}(?:[./+:].{0,64})?")
 
 # --- Programs whose arguments are data, not their own mining. -------------------------------------
 

@@ -7,7 +7,6 @@ levels of substitution, linear time. Grammar: POSIX shell, systemd.service(5), c
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from typing import NamedTuple
@@ -70,7 +69,7 @@ def decoded_bytes(text: str) -> str | None:
     if raw is None:
         packed = packed.replace("-", "+").replace("_", "/")
         try:
-            raw = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
+            raw = binascii.a2b_base64(packed + "=" * (-len(packed) % 4), strict_mode=True)
         except (binascii.Error, ValueError):
             return None
     if raw[1:2] == b"\0" and raw.count(0) * 2 == len(raw):  # UTF-16, as PowerShell encodes
