@@ -312,6 +312,17 @@ def test_a_cut_off_dump_keeps_whole_pids_and_drops_half_values() -> None:
     assert client(dump, 502).reported_name is None
     assert says(dump, "cut off")
     assert says(dump, "2 are attached and carries 1")
+    assert "cut off in its process list" in dump.gpus[0].unread["processes"]
+
+
+@pytest.mark.parametrize("end", ["<processes>\n", "<processes>", "<processes", ""])
+def test_a_dump_cut_at_its_process_list_is_not_idle(end: str) -> None:
+    text = "<nvidia_smi_log>\n<gpu id='00000000:01:00.0'><minor_number>12" + end
+    dump = read_dump(text.encode())
+    assert dump is not None
+    assert "cut off" in dump.gpus[0].unread["processes"]
+    # 12 may have been the beginning of 123.
+    assert dump.gpus[0].minor == (12 if end.endswith(("\n", ">")) else None)
 
 
 def test_a_fragment_of_several_entries_is_read() -> None:

@@ -134,6 +134,7 @@ def test_equal_facts_give_equal_bytes_whatever_their_order() -> None:
     one = Snapshot(taken_at_ns=1, node=NodeFacts(hostname="n", unread={"a": "1", "b": "2"}))
     two = Snapshot(taken_at_ns=1, node=NodeFacts(hostname="n", unread={"b": "2", "a": "1"}))
     assert snapshots.encode(one) == snapshots.encode(two)
+    assert snapshots.encode(one)[4:8] == bytes(4), "the gzip header holds a time"
 
 
 def test_text_that_is_not_unicode_is_malformed_when_written() -> None:
@@ -271,8 +272,9 @@ def test_only_regular_files_are_written(tmp_path: Path, kind: str) -> None:
     else:
         os.mkfifo(path)
     before = sorted(p.name for p in tmp_path.iterdir())
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         snapshots.write(str(path), SMALL)
+    assert ("symbolic link" in str(caught.value)) == (kind in ("link", "dangling"))
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     if kind == "link":
         assert target.read_text() == "precious"

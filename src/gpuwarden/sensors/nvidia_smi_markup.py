@@ -164,10 +164,9 @@ class _Scanner:
         if len(self.stack) == record.depth:
             self.records.pop()
             record.closed = closed
-        else:
-            path = self.path()
-            if path in WANTED[record.tag]:
-                self.keep(path, unescaped("".join(self.pieces)))
+        elif closed:
+            # A leaf without its end is no value: half a number reads like another number.
+            self.keep(self.path(), unescaped("".join(self.pieces)))
         self.stack.pop()
         self.pieces.clear()
 
@@ -241,10 +240,6 @@ class _Scanner:
             elif name is not None:
                 self.start(name, match["attributes"], empty=match[0].endswith("/>"))
         cut_off = bool(self.stack)
-        # A leaf cut in the middle is no value: half a number reads like another number.
-        self.pieces.clear()
-        if cut_off and self.stack[-1] not in RECORDS:
-            self.stack[-1] += " (cut off)"
         while self.stack:
             self.pop(closed=False)
         return Scan(top=self.top, damage=tuple(self.damage), cut_off=cut_off)

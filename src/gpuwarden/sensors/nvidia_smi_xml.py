@@ -177,13 +177,14 @@ def _read_gpu(draft: Draft, record: Record) -> None:
     for accounted in record.find(ACCOUNTED):
         _read_accounted(draft, accounted, identity, shown)
     listed = (record.get("processes") or "").strip()
-    if "processes" not in record.values and not record.find(PROCESS):
+    if "processes" not in record.values:
+        where = "in" if record.find(PROCESS) else "before or in"
         draft.hide_processes(
             identity,
             shown,
             "the dump has no process list for it"
             if record.closed
-            else "the dump is cut off before its process list",
+            else f"the dump is cut off {where} its process list",
         )
     elif listed and listed.lower() != "none" and not record.find(PROCESS):
         draft.hide_processes(identity, shown, f"its process list reads {listed[:80]}")
