@@ -80,6 +80,8 @@ def unit_of_path(path: str) -> tuple[str, str] | None:
     """
     # "..": seen from within a cgroup namespace that the process is not in.
     parts = [part for part in path.split("/") if part not in ("", "..")]
+    if "/.." in path and parts and not parts[0].endswith(".slice"):
+        return None
     for place, part in enumerate(parts):
         if part.endswith(".slice"):
             continue
