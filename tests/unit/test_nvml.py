@@ -96,6 +96,12 @@ def test_unified_memory_that_is_not_told_is_unread() -> None:
     assert "memory_total_bytes" in gpu.unread
 
 
+def test_memory_figures_that_cannot_be_are_unread() -> None:
+    [gpu] = ask(FakeNvml().gpu(used=(1 << 64) - 5)).of(Gpu)
+    assert (gpu.memory_used_bytes, gpu.memory_total_bytes) == (None, None)
+    assert "not plausible" in gpu.unread["memory_used_bytes"]
+
+
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize(("name", "numa"), [("NVIDIA GH200 480GB", True), ("NVIDIA H100", False)])
 def test_numa_memory_is_told_by_mode_or_name(told: bool, name: str, numa: bool) -> None:

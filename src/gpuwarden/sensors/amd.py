@@ -34,6 +34,8 @@ PROCESS_LIMIT = 16384
 QUEUE_LIMIT = 1024
 FILE_LIMIT_BYTES = 16 << 10
 NAME_LIMIT = 96
+VALUE_LIMIT = 1 << 60
+"""Larger figures would not fit into a report."""
 
 
 def read(host: Host, seen: Seen) -> Iterator[Gpu | GpuClient | Gap]:
@@ -111,13 +113,14 @@ class Node:
 
 def parse_properties(text: str) -> dict[str, int]:
     """The ``name number`` lines of a KFD properties file; others are passed over."""
-    return {name: int(value) for name, value in PROPERTY.findall(text[:FILE_LIMIT_BYTES])}
+    found = PROPERTY.findall(text[:FILE_LIMIT_BYTES])
+    return {name: int(value) for name, value in found if int(value) < VALUE_LIMIT}
 
 
 def parse_number(text: str) -> int:
     """The one decimal number of a sysfs file. Errors: Malformed."""
     found = NUMBER.fullmatch(text[:64])
-    if found is None:
+    if found is None or int(found[1]) >= VALUE_LIMIT:
         raise Malformed(f"expected a number, got {text[:32]!r}")
     return int(found[1])
 

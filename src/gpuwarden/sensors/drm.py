@@ -45,6 +45,8 @@ NODE_NAME = re.compile(r"(?P<kind>renderD|card)(?P<minor>\d{1,6})")
 UNTOLD = ("memory_total_bytes", "memory_used_bytes", "sm_percent", "uuid")
 FDINFO_LIMIT_BYTES = 16 << 10
 UEVENT_LIMIT_BYTES = 4 << 10
+VALUE_LIMIT = 1 << 52
+"""Larger figures are left out, so that sums of them fit into a report."""
 DEVICE_LIMIT = 256
 DESCRIPTOR_LIMIT = 1024
 """Descriptors looked at for one holder."""
@@ -100,12 +102,12 @@ def parse_fdinfo(data: bytes) -> DrmClient | None:
     cycles: dict[str, int] = {}
     regions: dict[str, dict[str, int]] = {RESIDENT: {}, OLD_MEMORY: {}, TOTAL: {}}
     for key, value in pairs.items():
-        if key.startswith((CAPACITY, TOTAL_CYCLES)):
-            continue
         amount = AMOUNT.fullmatch(value.strip())
-        if amount is None or amount[2] not in UNITS:
+        if key.startswith((CAPACITY, TOTAL_CYCLES)) or amount is None or amount[2] not in UNITS:
             continue
         number = int(amount[1]) * UNITS[amount[2]]
+        if number >= VALUE_LIMIT:
+            continue
         if key.startswith(ENGINE):
             engines[key.removeprefix(ENGINE)] = number
         elif key.startswith(CYCLES):

@@ -185,7 +185,8 @@ class _Reading:
         self, handle: c_void_p, unread: dict[str, str]
     ) -> tuple[int | None, int | None, int | None]:
         memory, code = self.driver.memory(handle)
-        if memory is None or memory.total > lists.MEMORY_LIMIT_BYTES:
+        limit = lists.MEMORY_LIMIT_BYTES
+        if memory is None or max(memory.total, memory.used, memory.reserved or 0) > limit:
             reason = errors.meaning(code) if code else "the driver's figures are not plausible"
             for field in ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"):
                 unread[field] = reason
