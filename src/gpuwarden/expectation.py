@@ -17,8 +17,8 @@ from gpuwarden.policy import Policy
 from gpuwarden.rules.membership import policy_references
 
 EXPECTATION_SCHEMA = "gpuwarden.expected"
-LEARNT_VERDICTS = frozenset({"other-team", "unattributed", "rogue-container"})
-REFUSED_VERDICTS = frozenset({"cryptominer", "suspicious"})
+LEARNT_VERDICTS = frozenset({"other-team", "unattributed"})
+REFUSED_VERDICTS = frozenset({"cryptominer", "suspicious", "rogue-container"})
 
 
 class Expectation(Fact, frozen=True, kw_only=True):
@@ -111,8 +111,9 @@ def _match_of(node: Node, row: Row) -> dict[str, Any]:
             match["image"] = container.image
         return match
     match = {}
-    if process.cgroup is not None and process.cgroup.unit and not process.cgroup.unit_transient:
-        match["unit"] = process.cgroup.unit
+    place = process.cgroup
+    if place is not None and place.unit and not place.unit_transient and not place.session:
+        match["unit"] = place.unit
     if process.user is not None:
         match["user"] = process.user
     if process.exe is not None:
@@ -132,8 +133,10 @@ def learn(snapshot: Snapshot, policy: Policy) -> str:
             row.verdict in LEARNT_VERDICTS
             and any(e.kind is not None and e.strength == "strong" for e in row.evidence)
         ):
-            why = next((e.text for e in row.evidence if e.kind is not None), row.verdict)
-            refused.append(f"pid {row.pid} ({row.binary or '?'}) on GPU {row.gpu}: {why}")
+            why = next((e.text for e in row.evidence if e.kind is not None), row.path[-1])
+            refused.append(
+                f"pid {row.pid} ({row.binary or '?'}) on GPU {row.gpu}, {row.verdict}: {why}"
+            )
             continue
         if row.verdict not in LEARNT_VERDICTS or row.inherited_from is not None:
             continue

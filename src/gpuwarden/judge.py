@@ -33,7 +33,14 @@ from gpuwarden.rules.policy_match import fit
 from gpuwarden.rules.registry import RULES, Rule
 from gpuwarden.verdicts import Answer, Subject, decide, subjects
 
-DUMP_SENSOR = "nvidia_smi"
+OWN_VERDICTS = frozenset({"cryptominer", "suspicious", "rogue-container", "system"})
+"""Verdicts that a holder keeps although it inherited its descriptors from a listed process."""
+
+
+def _user(process: Process | None) -> str | None:
+    if process is None:
+        return None
+    return process.user or (str(process.uid) if process.uid is not None else None)
 
 
 def _row(node: Node, subject: Subject, answer: Answer) -> Row:
@@ -57,7 +64,7 @@ def _row(node: Node, subject: Subject, answer: Answer) -> Row:
         started_at_ns=process.started_at_ns if process else None,
         kinds=tuple(dict.fromkeys(k for c in subject.clients for k in c.kinds)),
         listed=bool(subject.clients),
-        user=process.user if process else None,
+        user=_user(process),
         binary=binary_name(process, client),
         says=says(process),
         place=place_name(node, process),
@@ -78,6 +85,10 @@ def _kin(node: Node, process: Process, judged: dict[int, Row]) -> Row | None:
     for ancestor in node.ancestors(process.pid):
         if ancestor.pid in judged:
             return judged[ancestor.pid]
+    # A dead client leaves its pid behind as its children's process group or session.
+    for pid in (process.ppid, process.process_group, process.session_id):
+        if pid in judged and pid not in node.processes:
+            return judged[pid]
     for row in judged.values():
         other = node.processes.get(row.pid or -1)
         if (
@@ -102,7 +113,7 @@ def judge_rows(node: Node, policy: Policy) -> list[Row]:
         row = _row(node, subject, answer)
         if subject.clients:
             listed.setdefault(subject.pid, row)
-        elif subject.process is not None and answer.verdict not in ("cryptominer", "expected"):
+        elif subject.process is not None and answer.verdict not in OWN_VERDICTS:
             kin = _kin(node, subject.process, listed)
             if kin is not None:
                 row = replace(

@@ -14,8 +14,8 @@ from gpuwarden.finding import Evidence, Proof, Verdict
 from gpuwarden.model import LOGINUID_UNSET, GpuClient, Holder, Process
 from gpuwarden.node import GPU_NODE_KINDS, Node
 from gpuwarden.policy import Policy
+from gpuwarden.rules import ingress, system_programs
 from gpuwarden.rules import signs as sign_rules
-from gpuwarden.rules import system_programs
 from gpuwarden.rules.container_allocation import container_allocation, container_owner
 from gpuwarden.rules.membership import Claim, claims, gives
 from gpuwarden.rules.signs import Signs
@@ -120,6 +120,7 @@ def _absent(node: Node, subject: Subject, policy: Policy) -> Answer:
         return Answer(
             "zombie-context",
             ("in /proc? no: the process is dead", "who holds its descriptors? " + names),
+            owner=inheritors[0].user,
             evidence=(
                 Evidence(
                     source="/proc/*/fd",
@@ -337,10 +338,18 @@ def _human(process: Process) -> str | None:
 
 
 def decide(node: Node, policy: Policy, subject: Subject) -> Answer:
-    """Asks the questions in order and stops at the first that decides."""
+    """One subject's verdict; unless it is clear, with how the process came to be here."""
     process = subject.process
     if process is None:
         return _absent(node, subject, policy)
+    answer = _decide(node, policy, subject, process)
+    if answer.verdict in ("expected", "system"):
+        return answer
+    return answer._replace(evidence=answer.evidence + tuple(ingress.observe(node, process)))
+
+
+def _decide(node: Node, policy: Policy, subject: Subject, process: Process) -> Answer:
+    """Asks the questions in order and stops at the first that decides."""
     ties = claims(node, policy, process)
     declared = next((c.entry.egress for c in ties if c.entry and c.entry.egress is not None), None)
     signs = sign_rules.of_process(

@@ -76,7 +76,7 @@ def _cells(row: Row, workers: int) -> tuple[str, str, str, str, str, str, str, s
     is_process = row.pid is not None
     place = escape(row.place or ("-" if is_process else ""))
     if workers:
-        place += f" +{workers} workers"
+        place += f" (+{workers})"
     return (
         escape(row.gpu),
         str(row.pid) if is_process else "-",
@@ -91,7 +91,8 @@ def _cells(row: Row, workers: int) -> tuple[str, str, str, str, str, str, str, s
 
 def _processes(report: Report, width: int) -> Table:
     """One line a process; binary and place share what the other columns leave."""
-    lines = [(row, _cells(row, workers)) for row, workers in _collapse_workers(report.rows)]
+    rows = [row for row in report.rows if not _is_bystander(row)]
+    lines = [(row, _cells(row, workers)) for row, workers in _collapse_workers(rows)]
     widths = [
         min(max(len(title), *(len(cells[i]) for _, cells in lines)), limit)
         for i, (title, limit) in enumerate(COLUMNS)
@@ -116,9 +117,28 @@ def _processes(report: Report, width: int) -> Table:
     return table
 
 
+def _is_bystander(row: Row) -> bool:
+    """A system program that only has the device open, as monitors do."""
+    return row.verdict == "system" and not row.listed
+
+
+def _bystanders(report: Report) -> str:
+    """One line for all system programs that only have devices open."""
+    held: dict[tuple[int | None, str], list[str]] = defaultdict(list)
+    for row in report.rows:
+        if _is_bystander(row):
+            held[(row.pid, (row.binary or "?").rsplit("/", 1)[-1])].append(row.gpu)
+    if not held:
+        return ""
+    parts = [
+        f"{escape(name)} (pid {pid}, GPU {', '.join(gpus)})" for (pid, name), gpus in held.items()
+    ]
+    return "Holding devices without a context: " + "; ".join(parts)
+
+
 def _idle(report: Report) -> str:
     """One line for the GPUs on which nothing was seen."""
-    busy = {row.gpu_id for row in report.rows}
+    busy = {row.gpu_id for row in report.rows if not _is_bystander(row)}
     parents = {g.parent_id for g in report.gpus if g.id in busy}
     idle = [
         g for g in report.gpus
@@ -187,7 +207,7 @@ def _print_finding(console: Console, report: Report, group: Sequence[Finding]) -
     for finding in group[:SUBJECTS_SHOWN]:
         line = _subject_line(report, finding)
         if len(group) > 1 and finding.subject.gpu:
-            line = f"{finding.subject.gpu}: {line}"
+            line = f"{finding.subject.gpu}: {line}" if line else finding.subject.gpu
         if line:
             console.print(Padding(Text(line), (0, 0, 0, 2)))
     if len(group) > SUBJECTS_SHOWN:
@@ -281,11 +301,11 @@ def render(report: Report, *, width: int, colour: bool, exit_code: int | None = 
         head.append(f"read from {node.origin}")
     console.print(Text(", ".join(head), style="bold"))
     console.print()
-    if report.rows:
+    if any(not _is_bystander(row) for row in report.rows):
         console.print(_processes(report, console.width))
-    idle = _idle(report)
-    if idle:
-        console.print(Text(idle))
+    for line in (_idle(report), _bystanders(report)):
+        if line:
+            console.print(Text(line))
     if not report.rows and not report.gpus:
         console.print(Text("No accelerator was seen on this node."))
     console.print()

@@ -109,7 +109,9 @@ def gpu_fault_logged(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterato
         counts: dict[int, int] = defaultdict(int)
         for event in events:
             counts[event.code] += 1
-        summary = ", ".join(f"Xid {code}, {n} times" for code, n in sorted(counts.items()))
+        summary = ", ".join(
+            f"Xid {code}" + (f" ({n} lines)" if n > 1 else "") for code, n in sorted(counts.items())
+        )
         subject = gpu_subject(node, gpu.id if gpu else None)
         if gpu is None:
             place = address or "an unknown address"

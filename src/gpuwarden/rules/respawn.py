@@ -87,7 +87,9 @@ def _starts(entry: PersistenceEntry, process: Process) -> str | None:
                 a for a in process.argv[1:4] if "/" in a or a.endswith((".py", ".sh"))
             )
     for candidate in candidates:
-        if INTERPRETERS.fullmatch(basename(candidate)):
+        # An interpreter says nothing, unless it is a file of that name in a place of its own.
+        ordinary = "/" not in candidate or "/bin/" in candidate or candidate.startswith("/usr/")
+        if ordinary and INTERPRETERS.fullmatch(basename(candidate)):
             continue
         word = re.escape(candidate)
         if len(candidate) > 3 and re.search(rf"(?:^|[\s'\"=]){word}(?:$|[\s'\";&|])", text):
