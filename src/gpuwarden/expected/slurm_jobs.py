@@ -38,7 +38,7 @@ _JOB_ID = re.compile(r"\d{1,10}\Z", re.ASCII)
 _LINE_JOB = re.compile(r"JobId=(\d{1,10})(?: |\Z)", re.ASCII)
 _LINE_USER = re.compile(r"   UserId=(.*)\((\d{1,10})\) GroupId=")
 _LINE_STATE = re.compile(r"   JobState=([A-Z_]+)")
-_LINE_NODES = re.compile(r"     Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?\s*\Z")
+_LINE_NODES = re.compile(r" {3,5}Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?\s*\Z")
 _ALLOCATION_START = "   Socks/Node="
 _ALLOCATION_END = "   MinCPUsNode="
 _NODE_GRES = re.compile(r"^   Gres=(.*)$", re.MULTILINE)
