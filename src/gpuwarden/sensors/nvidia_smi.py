@@ -17,7 +17,7 @@ from gpuwarden.sensors.nvidia_smi_values import Draft, pci_of
 from gpuwarden.sensors.nvidia_smi_xml import read_xml
 
 DUMP_LIMIT_BYTES = 64 << 20
-LINE_LIMIT = 1_000_000
+LINE_LIMIT = 250_000
 
 _LOST_GPU = re.compile(
     r"Unable to determine the device handle for (?:GPU|gpu)\s*(?P<address>[0-9A-Fa-f:.]{7,20}?):"

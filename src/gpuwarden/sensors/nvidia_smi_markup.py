@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpuwarden.errors import Malformed
 
-TAG_LIMIT = 1_000_000
+TAG_LIMIT = 500_000
 DEPTH_LIMIT = 64
 DAMAGE_LIMIT = 4
 
