@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.model import CgroupPlacement
@@ -346,6 +346,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(st.one_of(st.text(), st.lists(st.one_of(WORDS, st.text())).map("/".join))))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_text_gives_a_placement(lines: list[str]) -> None:
     placement = place([*lines, *(f"0::/{line}" for line in lines)])
     assert isinstance(placement, CgroupPlacement)

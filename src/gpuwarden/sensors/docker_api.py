@@ -6,30 +6,14 @@ socket.
 
 from __future__ import annotations
 
-import http.client
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
 
-from gpuwarden.errors import Denied, GpuwardenError, Malformed, TimedOut, Unavailable
+from gpuwarden.errors import GpuwardenError, Malformed, TimedOut
 from gpuwarden.model import Container
 from gpuwarden.sensors import container_fields as fields
-from gpuwarden.wire.peer import connect, listener_uid
 
-ANSWER_LIMIT_BYTES: Final = 4 << 20
 _ID = re.compile(r"[0-9a-f]{64}\Z")
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str, deadline_seconds: float) -> None:
-        super().__init__("localhost", timeout=deadline_seconds)
-        self._path = path
-        self._deadline_seconds = deadline_seconds
-
-    def connect(self) -> None:
-        self.sock = connect(self._path, self._deadline_seconds)
 
 
 def ask(
@@ -39,16 +23,16 @@ def ask(
 
     Ids that it does not know are left out. Errors: Unavailable, TimedOut, Denied for the socket.
     """
+    # HTTP costs 40 ms to import, which a machine without Docker need not pay.
+    from gpuwarden.sensors.unix_http import UnixHttp
+
     answers: dict[str, Container | GpuwardenError] = {}
-    with connect(path, deadline_seconds) as probe:
-        uid = listener_uid(probe)
-    connection = _UnixConnection(path, deadline_seconds)
-    try:
+    with UnixHttp(path, deadline_seconds=deadline_seconds) as service:
         for identity in identities:
             if not _ID.match(identity):
                 continue
             try:
-                body = _get(connection, f"/containers/{identity}/json", path)
+                body = service.get(f"/containers/{identity}/json")
             except TimedOut as error:
                 answers[identity] = error
                 break
@@ -64,33 +48,7 @@ def ask(
                 answers[identity] = container
             except Malformed as error:
                 answers[identity] = error
-    finally:
-        connection.close()
-    return uid, answers
-
-
-def _get(connection: _UnixConnection, target: str, path: str) -> bytes | None:
-    """The body, or None for 404."""
-    try:
-        connection.request("GET", target)
-        response = connection.getresponse()
-        body = response.read(ANSWER_LIMIT_BYTES + 1)
-    except TimeoutError as error:
-        connection.close()
-        raise TimedOut(f"{path}: no answer in time") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        connection.close()
-        raise Unavailable(f"{path}: {type(error).__name__}: {str(error)[:200]}") from error
-    if len(body) > ANSWER_LIMIT_BYTES:
-        connection.close()
-        raise Malformed(f"{path}: an answer of more than {ANSWER_LIMIT_BYTES} bytes")
-    if response.status == 404:
-        return None
-    if response.status in (401, 403):
-        raise Denied(f"{path}: refused with status {response.status}")
-    if response.status != 200:
-        raise Unavailable(f"{path}: answered with status {response.status}")
-    return body
+        return service.uid, answers
 
 
 def parse_docker_inspect(data: bytes, *, runtime: str = "docker") -> Container:
