@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,6 +292,9 @@ def test_docker_is_asked_over_its_socket(
     scratch: Path, root: Path, machine: Host, node: Path
 ) -> None:
     require("docker.io")
+    if shutil.which("docker") is None:
+        # Debian 13 has the client in a package of its own.
+        require("docker-cli")
     socket = Path(machine.root) / "run/docker.sock"
     with dockerd(scratch / "docker", socket) as engine:
         archive = root_archive(root, scratch / "docker/root.tar")

@@ -161,6 +161,8 @@ class Podman:
             "nofile=1024:4096",
             "--ulimit",
             "nproc=1024:1024",
+            "--pids-limit",
+            "-1",
             *options,
             image,
             *command,
