@@ -146,6 +146,9 @@ def _statx_function() -> ctypes._NamedFuncPointer | None:
 class Host:
     """A machine seen through its files; ``root`` is ``/`` or where another host is mounted."""
 
+    children_are_ours = True
+    """Whether our child processes are part of the scan and left out of what it finds."""
+
     def __init__(self, root: str = "/") -> None:
         self.root = os.path.abspath(root)
         self._prefix = "" if self.root == "/" else self.root

@@ -43,7 +43,12 @@ MAJOR_NAMES = {
 
 
 class StandInHost(Host):
-    """The live ``Host``, where some nodes answer with an accelerator's device number."""
+    """The live ``Host``, where some nodes answer with an accelerator's device number.
+
+    A test's own children are seen, unlike a scan's.
+    """
+
+    children_are_ours = False
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class Binaries:
 
     host: Host
     names: UserNames
-    mounts: dict[int, MountTable | None] = field(default_factory=dict)
+    mounts: dict[int, MountTable] = field(default_factory=dict)
     elf: dict[tuple[tuple[int, int], int], tuple[bool | None, bool | None, str]] = field(
         default_factory=dict
     )
@@ -128,15 +128,15 @@ def read_executable(
     mounts = _mounts(binaries, pid, mount_namespace)
     memfd = _is_memfd(text, status, mounts)
     path, deleted = split_deleted(host, pid, text, status)
-    if memfd:
-        filesystem: str | None = "tmpfs"
-    else:
-        filesystem = None if mounts is None else mounts.filesystem(status.device, path)
+    filesystem: str | None = "tmpfs" if memfd else None
+    if not memfd and isinstance(mounts, MountTable):
+        filesystem = mounts.filesystem(status.device, path)
     binary = _Binary(pid, path, status, deleted, memfd, mount_namespace)
     contents = _contents(binaries, binary, filesystem)
     unread = dict(contents.unread)
     if filesystem is None:
-        unread["filesystem"] = "its mount is not in the process's mount table"
+        missing = "its mount is not in the process's mount table"
+        unread["filesystem"] = mounts if isinstance(mounts, str) else missing
     return Executable(
         path=path,
         deleted=deleted,
@@ -157,19 +157,24 @@ def read_executable(
     )
 
 
-def _mounts(binaries: Binaries, pid: int, namespace: int | None) -> MountTable | None:
-    if namespace is None:
-        return read_mounts(binaries.host, pid)
-    if namespace not in binaries.mounts:
-        binaries.mounts[namespace] = read_mounts(binaries.host, pid)
-    return binaries.mounts[namespace]
+def _mounts(binaries: Binaries, pid: int, namespace: int | None) -> MountTable | str:
+    """The mount table that a process sees, or the reason why it cannot be read."""
+    if namespace in binaries.mounts:
+        return binaries.mounts[namespace]
+    try:
+        table = read_mounts(binaries.host, pid)
+    except GpuwardenError as error:
+        return str(error)
+    if namespace is not None:
+        binaries.mounts[namespace] = table
+    return table
 
 
-def _is_memfd(text: str, status: FileStatus, mounts: MountTable | None) -> bool:
+def _is_memfd(text: str, status: FileStatus, mounts: MountTable | str) -> bool:
     """The kernel's own shmem file: on a file system that nobody has mounted, with no link left."""
     if not text.startswith(_MEMFD) or status.link_count:
         return False
-    return mounts is None or status.device not in mounts.types
+    return isinstance(mounts, str) or status.device not in mounts.types
 
 
 def split_deleted(host: Host, pid: int, text: str, status: FileStatus) -> tuple[str, bool]:

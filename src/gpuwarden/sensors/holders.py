@@ -134,6 +134,7 @@ def read(host: Host, seen: Seen) -> Iterator[Holder | Gap]:
     look = _new_look(host, seen, majors)
     if not seen.table:
         seen.table.update(process_table.read(host))
+    unreadable = _complete(host, seen.table)
     own = process_table.own_pids(host, seen.table)
     lines = [
         line
@@ -143,10 +144,11 @@ def read(host: Host, seen: Seen) -> Iterator[Holder | Gap]:
     workers = workers_for(len(lines), least_each=_LEAST_EACH) if host.is_live else 1
     if workers == 1:
         share = _read_share(look, lines)
+        share.denied_descriptors += unreadable
         yield from _keep(seen, share)
         yield from _gaps(share)
         return
-    total = _Share()
+    total = _Share(denied_descriptors=unreadable)
     for some, answer in fan_out(
         lines,
         lambda some: msgspec.msgpack.encode(_read_share(look, some)),
@@ -162,6 +164,23 @@ def read(host: Host, seen: Seen) -> Iterator[Holder | Gap]:
         total.denied_mappings += share.denied_mappings
         total.mapped_by_path += share.mapped_by_path
     yield from _gaps(total)
+
+
+def _complete(host: Host, table: dict[int, StatLine]) -> int:
+    """Adds processes born since the table was read; how many are listed and may not be read."""
+    try:
+        missing = [pid for pid in host.kernel_pids() if pid not in table]
+    except GpuwardenError:
+        return 0
+    denied = 0
+    for pid in missing:
+        try:
+            table[pid] = process_table.read_line(host, pid)
+        except Denied:
+            denied += 1
+        except GpuwardenError:
+            continue
+    return denied
 
 
 def _keep(seen: Seen, share: _Share) -> Iterator[Holder]:
@@ -251,10 +270,11 @@ def _open_files(look: _Look, folder: str) -> OpenFiles | None:
 
 
 def _link(host: Host, path: str) -> str:
+    """What a link says, or else the link's own path: the device is known by its number anyway."""
     try:
         return host.read_link(path)
     except GpuwardenError:
-        return ""
+        return path
 
 
 def _mapped_devices(look: _Look, pid: int) -> dict[tuple[int, int], str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 
 # proc_pid_mountinfo(5): id parent major:minor root mount-point options [optional…] - type source …
@@ -104,9 +103,6 @@ def _is_number(text: bytes) -> bool:
     return text.isdigit() and len(text) <= 10
 
 
-def read_mounts(host: Host, pid: int | str) -> MountTable | None:
-    """The mount table of a process, None if it cannot be read."""
-    try:
-        return parse_mountinfo(host.read_bytes(f"/proc/{pid}/mountinfo", _LIMIT_BYTES))
-    except GpuwardenError:
-        return None
+def read_mounts(host: Host, pid: int | str) -> MountTable:
+    """The mount table of a process. Errors: Unavailable, Denied."""
+    return parse_mountinfo(host.read_bytes(f"/proc/{pid}/mountinfo", _LIMIT_BYTES))

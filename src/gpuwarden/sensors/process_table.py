@@ -70,9 +70,14 @@ def read(host: Host) -> dict[int, StatLine]:
 def read_one(host: Host, pid: int) -> StatLine | None:
     """The stat line of one process, None if it has gone or shows none."""
     try:
-        return parse_stat(host.read_short(f"/proc/{pid}/stat", _LINE_LIMIT_BYTES))
+        return read_line(host, pid)
     except GpuwardenError:
         return None
+
+
+def read_line(host: Host, pid: int) -> StatLine:
+    """The stat line of one process. Errors: Unavailable, Denied, Malformed."""
+    return parse_stat(host.read_short(f"/proc/{pid}/stat", _LINE_LIMIT_BYTES))
 
 
 def is_kernel_thread(line: StatLine) -> bool:
@@ -81,7 +86,10 @@ def is_kernel_thread(line: StatLine) -> bool:
 
 
 def own_pids(host: Host, table: Mapping[int, StatLine]) -> set[int]:
-    """Our own pid and our children's, as that /proc numbers them; empty in a recorded tree."""
+    """Our own pid and our children's, as that /proc numbers them; empty in a recorded tree.
+
+    The children are left out of it where ``host.children_are_ours`` is False.
+    """
     try:
         own = host.read_link("/proc/self")
     except (Unavailable, Denied):
@@ -89,6 +97,8 @@ def own_pids(host: Host, table: Mapping[int, StatLine]) -> set[int]:
     if not own.isdecimal():
         return set()
     found = {int(own)}
+    if not host.children_are_ours:
+        return found
     pending = list(found)
     children: dict[int, list[int]] = {}
     for line in table.values():

@@ -152,17 +152,21 @@ def _hidden_from_us(host: Host, pid: int, error: GpuwardenError) -> Gap | None:
 def _read_one(reading: _Reading, seen: Seen, pid: int, role: str) -> Process | Gap | None:
     host = reading.host
     try:
-        line = process_table.parse_stat(host.read_short(f"/proc/{pid}/stat", 1024))
+        line = process_table.read_line(host, pid)
     except GpuwardenError as error:
         return _hidden_from_us(host, pid, error)
     known = seen.table.get(pid)
     if known is not None and known.start_time_ticks != line.start_time_ticks:
         return None
     process = _details(reading, line, role)
-    after = process_table.read_one(host, pid)
-    if after is None or after.start_time_ticks != line.start_time_ticks:
+    try:
+        after = process_table.read_line(host, pid)
+    except Denied:
+        # It has changed its user meanwhile, not ended.
+        return process
+    except GpuwardenError:
         return None
-    return process
+    return process if after.start_time_ticks == line.start_time_ticks else None
 
 
 class _Fields:
@@ -213,7 +217,7 @@ def _details(reading: _Reading, line: StatLine, role: str) -> Process:
         "cgroup_lines cgroup",
         lambda: parse_cgroup_lines(host.read_bytes(f"{folder}/cgroup", _CGROUP_LIMIT_BYTES)),
     )
-    cwd = fields.get("cwd", lambda: _directory(host, pid)) if has_memory else None
+    cwd = fields.get("cwd", lambda: _directory(host, pid, fields)) if has_memory else None
     return Process(
         pid=pid,
         start_time_ticks=line.start_time_ticks,
@@ -297,12 +301,11 @@ def _executable(
     return answer
 
 
-def _directory(host: Host, pid: int) -> tuple[str, bool]:
+def _directory(host: Host, pid: int, fields: _Fields) -> tuple[str, bool]:
     link = f"/proc/{pid}/cwd"
     text = host.read_link(link)
-    try:
-        status = host.link_target_status(link)
-    except GpuwardenError:
+    status = fields.get("cwd_deleted", lambda: host.link_target_status(link))
+    if status is None:
         return text, False
     path, deleted = split_deleted(host, pid, text, status)
     return path, deleted and path != text

@@ -117,12 +117,14 @@ def read(host: Host, seen: Seen, pids: Iterable[int]) -> Iterator[Connection | G
     denied = 0
     for pid in dict.fromkeys(pids):
         try:
-            inodes = dict.fromkeys(host.open_files(f"/proc/{pid}/fd").sockets)
+            files = host.open_files(f"/proc/{pid}/fd")
         except Denied:
             denied += 1
             continue
         except GpuwardenError:
             continue
+        denied += files.unread > 0
+        inodes = dict.fromkeys(files.sockets)
         if not inodes:
             continue
         number = _namespace_of(host, seen, pid)
