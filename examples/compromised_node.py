@@ -31,7 +31,7 @@ from gpuwarden.model import (
     Workload,
     XidEvent,
 )
-from gpuwarden.sensors import SENSOR_NAMES
+from gpuwarden.sensors.registry import SENSOR_NAMES
 from gpuwarden.snapshot import write
 
 GIB = 1 << 30

@@ -18,7 +18,7 @@ CAPABILITY_USES = (
 )
 
 
-class Diagnosis(Fact, frozen=True, kw_only=True):
+class Diagnosis(Fact, frozen=True, kw_only=True, omit_defaults=False):
     """What the doctor found."""
 
     schema: str = DOCTOR_SCHEMA

@@ -21,7 +21,7 @@ LEARNT_VERDICTS = frozenset({"other-team", "unattributed"})
 REFUSED_VERDICTS = frozenset({"cryptominer", "suspicious", "rogue-container"})
 
 
-class Expectation(Fact, frozen=True, kw_only=True):
+class Expectation(Fact, frozen=True, kw_only=True, omit_defaults=False):
     """The expected set of one moment, with how each source fared."""
 
     schema: str = EXPECTATION_SCHEMA

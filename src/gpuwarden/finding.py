@@ -101,7 +101,7 @@ class Advisory(NamedTuple):
     needs_sources: tuple[str, ...] = ()
 
 
-class Finding(Fact, frozen=True, kw_only=True):
+class Finding(Fact, frozen=True, kw_only=True, omit_defaults=False):
     """One hit of an advisory."""
 
     id: str
@@ -121,7 +121,7 @@ class Finding(Fact, frozen=True, kw_only=True):
     """The exception of the policy that applies, with its reason; such a finding never fails."""
 
 
-class Row(Fact, frozen=True, kw_only=True):
+class Row(Fact, frozen=True, kw_only=True, omit_defaults=False):
     """The judgement of one (process, GPU), or of a GPU alone (then ``pid`` is None)."""
 
     gpu_id: str | None
@@ -172,7 +172,7 @@ class PolicyUse(Fact, frozen=True, kw_only=True):
     exceptions: int = 0
 
 
-class Report(Fact, frozen=True, kw_only=True):
+class Report(Fact, frozen=True, kw_only=True, omit_defaults=False):
     """Everything that any output shows; renders again from its own JSON."""
 
     schema: str = REPORT_SCHEMA

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuwarden import __version__
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, TimedOut, Unavailable
-from gpuwarden.expected import SOURCES
+from gpuwarden.expected.registry import SOURCES
 from gpuwarden.host import Host
 from gpuwarden.model import (
     AccountedProcess,
@@ -38,8 +38,9 @@ from gpuwarden.model import (
     Workload,
     XidEvent,
 )
-from gpuwarden.sensors import SENSOR_NAMES, SENSORS, nvml
+from gpuwarden.sensors import nvml
 from gpuwarden.sensors.machine import read_machine
+from gpuwarden.sensors.registry import SENSOR_NAMES, SENSORS
 from gpuwarden.sensors.seen import Seen
 
 FACT_LIMIT = 200_000

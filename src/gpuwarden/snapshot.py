@@ -39,6 +39,7 @@ INTEGER_RANGE = range(-(1 << 63), 1 << 64)
 
 DUMP_SENSOR = "nvidia_smi"
 UNSEEN_SENSORS = (
+    "device_nodes",
     "nvml",
     "amd",
     "drm",

@@ -266,7 +266,7 @@ def test_a_policy_takes_the_stranger_in(story: Story) -> None:
 
 
 def snapshot_as_nobody(host: StandInHost) -> Snapshot:
-    """The snapshot that a process without any right takes; in a child, since rights do not return."""
+    """The snapshot that a process without any right takes; in a child, as rights do not return."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -290,7 +290,8 @@ def test_an_unprivileged_scan_works_and_says_what_it_could_not_see(story: Story)
     assert snapshot.node.observer_uid == 65534
     states = {run.name: run.state for run in snapshot.sensors}
     assert states["holders"] == "partial"
-    assert "failed" not in states.values(), snapshot.sensors
+    # The kernel's ring may be root's alone; that is a sensor that failed, not one that saw nothing.
+    assert {name for name, state in states.items() if state == "failed"} <= {"kernel_log"}
     gap = next(g for g in snapshot.gaps if g.sensor == "holders")
     assert "permission" in gap.reason
     assert gap.remedy
