@@ -30,6 +30,13 @@ def node() -> Iterator[SlurmNode]:
 
 
 @pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded test machine is no dead controller."""
+    monkeypatch.setattr(slurm, "COMMAND_SECONDS", 60.0)
+    monkeypatch.setattr(slurm, "TOTAL_SECONDS", 120.0)
+
+
+@pytest.fixture(autouse=True)
 def _no_jobs_left(node: SlurmNode) -> Iterator[None]:
     yield
     node.cancel_all()
@@ -143,6 +150,7 @@ def test_a_job_that_the_controller_never_heard_of_is_ended(node: SlurmNode) -> N
     seen = Seen(table=process_table.read(host))
     seen.add(Process(pid=process, start_time_ticks=1, environment={"SLURM_JOB_ID": "4000000"}))
     run, _ = slurm.read(host, seen)
+    assert run.state == "ok", run.reason
     assert run.ended == ("4000000",)
 
 

@@ -116,7 +116,7 @@ def _read(host: Host, seen: Seen, began: float) -> tuple[SourceRun, list[Workloa
     listed = _listed(controller, node)
     node_gres = _node_gres(controller, node)
     pids = _step_pids(controller)
-    answer = _Answer()
+    answer = _Answer(notes=list(site.notes))
     if site.other_nodes:
         answer.notes.append(f"jobs of the nodes {', '.join(site.other_nodes)} were not asked for")
     if site.proctrack in _LOOSE_TRACKING:

@@ -82,7 +82,11 @@ def find_site(host: Host, seen: Seen) -> Site | None:
         daemon = _Daemon(host, line.pid)
         site.programs = site.programs or daemon.programs
         if line.comm == "slurmd":
-            site.configuration = site.configuration or daemon.configuration
+            named = daemon.configuration
+            if None not in (named, site.configuration) and named != site.configuration:
+                site.notes.append(f"a second slurmd, with {named}, was not asked")
+                continue
+            site.configuration = site.configuration or named
             if daemon.node is not None:
                 names.append(daemon.node)
     if site.configuration is None:
