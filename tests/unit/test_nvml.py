@@ -36,7 +36,7 @@ def test_a_gpu_and_its_processes_are_told_in_full() -> None:
         FakeNvml(driver="570.86.10", cuda=12080)
         .gpu(used=5 * GIB, reserved=600 << 20, util=80, memutil=12, temp=61, power=312500)
         .process(100, memory=4 * GIB, kinds="CG")
-        .process(101, memory="na", kinds="M")
+        .process(101, memory="na", kinds="CM")
         .sample(100, 70, mem=9, age_us=400_000)
         .sample(100, 90, age_us=1_000)
     )
@@ -58,7 +58,7 @@ def test_a_gpu_and_its_processes_are_told_in_full() -> None:
     assert (first.pid, first.kinds, first.memory_bytes) == (100, ("C", "G"), 4 * GIB)
     assert [s.sm_percent for s in first.samples] == [70, 90]
     assert (first.sm_percent, first.unread) == (90, {})
-    assert (second.pid, second.kinds) == (101, ("M",))
+    assert (second.pid, second.kinds) == (101, ("C", "M"))
     assert second.memory_bytes is None
     assert second.unread == {"memory_bytes": "the driver says N/A"}
     # No sample is idle, which is an answer.
