@@ -62,6 +62,8 @@ class Rootkit(RecordedHost):
             return b"4000\n"
         if path.endswith("/status") and int(path.split("/")[2]) in self.no_status:
             raise Unavailable(f"{path}: not there")
+        if path == "/proc/501/status":
+            return b"Name:\tx\nTgid:\t500\nPid:\t501\n"
         return super().read_bytes(path, limit)
 
 
@@ -105,10 +107,16 @@ def test_a_dead_pid_that_the_driver_still_lists_is_not_hidden() -> None:
     assert list(hidden.read(Rootkit(omitted=set()), Seen(clients=[client(3999)]))) == []
 
 
-def test_a_thread_is_not_a_hidden_process() -> None:
+@pytest.mark.parametrize("no_status", [set[int](), {501}], ids=["looked up", "not looked up"])
+def test_a_thread_is_not_a_hidden_process(no_status: set[int]) -> None:
     # 501 is a thread of 500: kill answers for it, and no listing of /proc shows it.
-    host = Rootkit(omitted=set(), alive={500, 501})
+    host = Rootkit(omitted=set(), alive={500, 501}, no_status=no_status)
     assert list(hidden.read(host, Seen(clients=[client(501)]))) == []
+
+
+def test_a_number_taken_after_the_second_look_is_not_hidden() -> None:
+    host = Rootkit(omitted={200}, looks_omitted=2)
+    assert list(hidden.read(host, Seen(clients=[client(200)]))) == []
 
 
 def test_hidepid_is_a_gap_and_no_hiding() -> None:

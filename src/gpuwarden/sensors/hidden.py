@@ -108,6 +108,9 @@ def _judge_missing(
             remedy=_REMEDY,
         )
         return
+    if pid in host.pids():
+        # Its number was free at the second look and has been taken since.
+        return
     seen_by = [
         *sources,
         *(["kernel listing"] if in_kernel_listing else []),
