@@ -27,7 +27,7 @@ from gpuwarden.node import Node
 from gpuwarden.policy import Policy, PolicyException
 from gpuwarden.rules.gpu_memory import judge_gpus
 from gpuwarden.rules.hit import Hit
-from gpuwarden.rules.membership import slurm_claim
+from gpuwarden.rules.membership import references_of, slurm_claim
 from gpuwarden.rules.placement import binary_name, place_name, says
 from gpuwarden.rules.policy_match import fit
 from gpuwarden.rules.registry import RULES, Rule
@@ -80,17 +80,32 @@ def _row(node: Node, subject: Subject, answer: Answer) -> Row:
     )
 
 
-def _kin(node: Node, process: Process, judged: dict[int, Row]) -> Row | None:
-    """The row of the listed client whose descriptors this holder inherited, if there is one."""
+def _kin(
+    node: Node, process: Process, gpu_id: str | None, judged: dict[int, list[Row]]
+) -> Row | None:
+    """The row of the listed client whose descriptors this holder inherited, if there is one.
+
+    A client on several GPUs lends the row of the holder's own GPU, or else the gravest.
+    """
+    pid = _listed_kin(node, process, judged)
+    if pid is None:
+        return None
+    return min(
+        judged[pid],
+        key=lambda row: (row.gpu_id != gpu_id, -severity_rank(row.severity), row.gpu_id or ""),
+    )
+
+
+def _listed_kin(node: Node, process: Process, judged: dict[int, list[Row]]) -> int | None:
     for ancestor in node.ancestors(process.pid):
         if ancestor.pid in judged:
-            return judged[ancestor.pid]
+            return ancestor.pid
     # A dead client leaves its pid behind as its children's process group or session.
     for pid in (process.ppid, process.process_group, process.session_id):
         if pid in judged and pid not in node.processes:
-            return judged[pid]
-    for row in judged.values():
-        other = node.processes.get(row.pid or -1)
+            return pid
+    for pid in sorted(judged):
+        other = node.processes.get(pid)
         if (
             other is not None
             and other.session_id == process.session_id
@@ -100,21 +115,21 @@ def _kin(node: Node, process: Process, judged: dict[int, Row]) -> Row | None:
             and process.exe is not None
             and (other.exe.device, other.exe.inode) == (process.exe.device, process.exe.inode)
         ):
-            return row
+            return pid
     return None
 
 
 def judge_rows(node: Node, policy: Policy) -> list[Row]:
     """One row a (process, GPU) and one a GPU that has a verdict of its own."""
-    listed: dict[int, Row] = {}
+    listed: dict[int, list[Row]] = {}
     rows: list[Row] = []
     for subject in subjects(node):
         answer = decide(node, policy, subject)
         row = _row(node, subject, answer)
         if subject.clients:
-            listed.setdefault(subject.pid, row)
+            listed.setdefault(subject.pid, []).append(row)
         elif subject.process is not None and answer.verdict not in OWN_VERDICTS:
-            kin = _kin(node, subject.process, listed)
+            kin = _kin(node, subject.process, subject.gpu_id, listed)
             if kin is not None:
                 row = replace(
                     row,
@@ -206,16 +221,17 @@ def _silence(
         if exception.expires is not None and exception.expires < today:
             continue
         if exception.path is not None and not (
-            finding.subject.name == exception.path
-            or finding.subject.name.startswith(exception.path + ":")
+            # A process's name is its own claim; only a file's name is its place.
+            finding.subject.kind in ("persistence", "node")
+            and (
+                finding.subject.name == exception.path
+                or finding.subject.name.startswith(exception.path + ":")
+            )
         ):
             continue
         if exception.gpu is not None:
-            wanted = str(exception.gpu)
-            gpus = [node.gpus[i] for i in finding.subject.gpu_ids if i in node.gpus]
-            if not gpus or not all(
-                wanted in (str(g.index), g.uuid, g.id, g.pci_address) for g in gpus
-            ):
+            covered = node.resolve(references_of([exception.gpu])) or frozenset()
+            if not finding.subject.gpu_ids or not covered.issuperset(finding.subject.gpu_ids):
                 continue
         if not exception.match.is_empty:
             if process is None:
@@ -235,7 +251,13 @@ def _judge_rules(
     for rule in RULES:
         # A rule reports what it found even when a sensor it needs saw nothing: a miner's name in
         # a dump is a finding although the dump holds no /proc. It is only never called clear.
-        found = [_finding(rule, hit) for hit in rule.hits(node, policy, rows)]
+        try:
+            found = [_finding(rule, hit) for hit in rule.hits(node, policy, rows)]
+        except Exception as error:  # noqa: BLE001
+            # A defect of one rule must not take the others' findings away.
+            reason = f"{type(error).__name__}: {error}"
+            yield RuleRun(rule=rule.advisory.id, state="failed", reason=reason), []
+            continue
         unique = list({f.id: f for f in found}.values())
         reason = _not_evaluated(node, rule)
         run = RuleRun(
@@ -294,7 +316,8 @@ def judge(snapshot: Snapshot, policy: Policy, policy_path: str | None = None) ->
 def _row_order(row: Row) -> tuple[int, str, int, int]:
     number = row.gpu.split(":")[0]
     return (
-        int(number) if number.isdigit() else 1 << 30,
+        # What no GPU is known for keeps its id as its label, and that can be anything.
+        int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 1 << 30,
         row.gpu,
         -severity_rank(row.severity),
         row.pid if row.pid is not None else -1,

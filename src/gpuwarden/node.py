@@ -27,7 +27,7 @@ ANCESTRY_LIMIT = 64
 GPU_NODE_KINDS = frozenset({"nvidia-gpu", "drm-render", "drm-card", "accel", "habana"})
 DUMP_ORIGIN_PREFIX = "nvidia-smi"
 
-_MIG_REFERENCE = re.compile(r"mig:(?P<parent>[^/]+)/(?P<gi>\d+)(?:/(?P<ci>\d+))?")
+_MIG_REFERENCE = re.compile(r"mig:(?P<parent>[^/]+)/(?P<gi>[0-9]{1,9})(?:/(?P<ci>[0-9]{1,9}))?")
 
 
 class Node:
@@ -121,7 +121,8 @@ class Node:
             return "-" if gpu_id is None else gpu_id
         if gpu.parent_id is not None:
             parent = self.gpus.get(gpu.parent_id)
-            number = self.gpu_label(parent.id) if parent else "?"
+            # A part of a part does not exist; a damaged recording may say so, even in a circle.
+            number = self.gpu_label(parent.id) if parent and parent.parent_id is None else "?"
             instance = gpu.gpu_instance_id if gpu.gpu_instance_id is not None else gpu.index
             return f"{number}:{instance if instance is not None else '?'}"
         if gpu.index is not None:

@@ -22,7 +22,8 @@ from gpuwarden.rules.signs import Signs
 
 FIRST_HUMAN_UID = 1000
 NOBODY_UIDS = frozenset({65534, 65535})
-IDLE_SM_PERCENT = 20
+DRIVER_PID_SOURCES = frozenset({"nvml", "kfd"})
+"""Sources that name pids as the driver counts them: those of the host's pid namespace."""
 
 
 class Answer(NamedTuple):
@@ -51,6 +52,18 @@ class Subject(NamedTuple):
 # ------------------------------------------------------------------ subjects
 
 
+def _process_of(node: Node, clients: Sequence[GpuClient]) -> Process | None:
+    """The process behind a client; None where the driver counts pids in another namespace."""
+    pid = clients[0].pid
+    foreign = node.snapshot.node.host_pid_namespace is False and any(
+        c.source in DRIVER_PID_SOURCES for c in clients
+    )
+    # A stranger may have that number here; holding a device makes it the same process.
+    if foreign and pid not in node.holders_by_pid:
+        return None
+    return node.processes.get(pid)
+
+
 def subjects(node: Node) -> Iterator[Subject]:
     """Every (process, GPU): the driver's clients first, then holders that it does not list."""
     by_key: dict[tuple[int, str], list[GpuClient]] = {}
@@ -60,7 +73,7 @@ def subjects(node: Node) -> Iterator[Subject]:
         yield Subject(
             pid,
             gpu_id,
-            node.processes.get(pid),
+            _process_of(node, clients),
             tuple(clients),
             tuple(node.holders_by_pid.get(pid, ())),
         )
@@ -103,8 +116,8 @@ def _absent(node: Node, subject: Subject, policy: Policy) -> Answer:
         weight, why = sign_rules.weigh(found, "none")
         verdict: Verdict = "cryptominer" if weight == "cryptominer" else "suspicious"
         return Answer(verdict, ("in /proc? no, but it answers: hidden", why), evidence=found)
-    if node.is_dump:
-        return _reported(node, subject, policy)
+    if node.is_dump and client is not None:
+        return _reported(node, client, policy)
     if not node.sees("processes") or node.snapshot.node.host_pid_namespace is False:
         return Answer(
             "unreadable",
@@ -113,6 +126,11 @@ def _absent(node: Node, subject: Subject, policy: Policy) -> Answer:
                 if node.snapshot.node.host_pid_namespace is False
                 else "in /proc? /proc could not be read",
             ),
+        )
+    if client is None:
+        return Answer(
+            "unreadable",
+            ("in /proc? no: it held the device when descriptors were read, and was gone after",),
         )
     inheritors = _inheritors_of_dead(node, subject)
     if inheritors:
@@ -151,9 +169,8 @@ def _inheritors_of_dead(node: Node, subject: Subject) -> list[Process]:
     return kin or found
 
 
-def _reported(node: Node, subject: Subject, policy: Policy) -> Answer:
+def _reported(node: Node, client: GpuClient, policy: Policy) -> Answer:
     """Only a dump's printed name is known."""
-    client = subject.clients[0]
     signs = sign_rules.of_reported(node, client, policy)
     question = "in /proc? a dump holds no /proc: only the printed name is known"
     if signs.weight != "none":
@@ -194,6 +211,9 @@ def _dead_or_hung(node: Node, subject: Subject, process: Process) -> Answer | No
     gpu = node.gpus.get(subject.gpu_id or "")
     parent = node.gpus.get(gpu.parent_id) if gpu and gpu.parent_id else gpu
     for event in node.snapshot.xids:
+        # Anybody can write a line into the log; only the driver's own counts.
+        if not event.trusted or event.pci_address is None:
+            continue
         after_start = (
             event.at_ns is not None
             and process.started_at_ns is not None
@@ -214,6 +234,9 @@ def _dead_or_hung(node: Node, subject: Subject, process: Process) -> Answer | No
 def _system(node: Node, subject: Subject, process: Process, signs: Signs) -> Answer | None:
     system = system_programs.matches(node, process)
     if system is None or (system.proof != "proven" and signs.weight != "none"):
+        return None
+    # The file is proven, not what was loaded into it: one strong sign and it is looked at.
+    if any(e.kind is not None and e.strength in ("strong", "complete") for e in signs.evidence):
         return None
     if system.proof != "proven" and process.exe is not None:
         return None
@@ -304,7 +327,7 @@ def _container(node: Node, process: Process, ties: Sequence[Claim], signs: Signs
     allocation = container_allocation(node, process, ties)
     if allocation is None:
         return None
-    if allocation.verdict == "unattributed" and signs.weight != "none":
+    if allocation.verdict != "rogue-container" and signs.weight != "none":
         return None
     claim = allocation.claim
     return Answer(

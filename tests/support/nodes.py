@@ -45,7 +45,7 @@ from gpuwarden.model import (
 )
 from gpuwarden.policy import Policy, parse_policy
 from gpuwarden.rules.registry import RULE_IDS
-from gpuwarden.sensors import SENSOR_NAMES
+from gpuwarden.scan import sensor_names
 from gpuwarden.sensors.cgroup import place
 
 SECOND_NS = 1_000_000_000
@@ -121,7 +121,7 @@ class NodeBuilder:
                 **node,
             }
         )
-        self.sensors = {name: SensorRun(name=name, state="ok") for name in SENSOR_NAMES}
+        self.sensors = {name: SensorRun(name=name, state="ok") for name in sensor_names()}
         self.sources = {
             name: SourceRun(name=name, state="absent", reason="not here") for name in SOURCES
         }

@@ -18,7 +18,7 @@ ITEMS_SHOWN = 8
 class ContainerAllocation(NamedTuple):
     """What stands in the way of calling a container's process expected."""
 
-    verdict: Literal["rogue-container", "unattributed"]
+    verdict: Literal["rogue-container", "unattributed", "unreadable"]
     notes: tuple[str, ...]
     claim: Claim | None
     requests: tuple[Evidence, ...]
@@ -58,6 +58,14 @@ def container_allocation(
     if in_pod and not any(c.source == "kubernetes" and not c.unanswered for c in ties):
         return None
     requests = _requests(container)
+    if not in_pod and not handing_out and (container is None or not container.confirmed):
+        how = (
+            "given this GPU? cannot tell: no scheduler hands them out here, and its runtime could "
+            "not be asked (only the cgroup path names it)"
+        )
+        return ContainerAllocation(
+            "unreadable", (f"in a container? yes, {name}", how), None, requests
+        )
     if not in_pod and not handing_out and granted_by_runtime(container):
         how = (
             "given this GPU? whoever started it passed GPUs in; no scheduler hands them out here, "

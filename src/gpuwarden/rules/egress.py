@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 
 from gpuwarden.finding import Evidence
@@ -51,7 +52,7 @@ def allows(declared: Sequence[str], connection: Connection) -> bool:
         if entry.count(":") == 1 or entry.startswith("["):
             host, _, port_text = entry.rpartition(":")
             host = host.strip("[]")
-            port = int(port_text) if port_text.isdigit() else None
+            port = int(port_text) if re.fullmatch(r"[0-9]{1,5}", port_text) else -1
         try:
             network = ipaddress.ip_network(host, strict=False)
         except ValueError:

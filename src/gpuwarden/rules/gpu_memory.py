@@ -25,7 +25,11 @@ class GpuAnswer(NamedTuple):
 
 
 def _xids(node: Node, gpu: Gpu) -> tuple[Evidence, ...]:
-    events = [x for x in node.snapshot.xids if x.pci_address == gpu.pci_address and x.trusted]
+    events = [
+        x
+        for x in node.snapshot.xids
+        if x.trusted and x.pci_address is not None and x.pci_address == gpu.pci_address
+    ]
     return tuple(
         Evidence(source="kernel log", text=f"Xid {x.code}: {x.message[:120]}")
         for x in events[-XIDS_SHOWN:]

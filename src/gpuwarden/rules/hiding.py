@@ -29,6 +29,12 @@ def odd_library(library: DriverLibrary) -> str | None:
     return None
 
 
+def _is_odd_preload(path: str) -> bool:
+    """Whether a preloaded library lies where allocators and audit tools of honest users do not."""
+    hidden = [f for f in path.split("/") if f.startswith(".") and f not in ("", ".", "..")]
+    return path.startswith(TEMP_DIRECTORIES) or any(f not in HOME_DOT_DIRECTORIES for f in hidden)
+
+
 def observe(node: Node, process: Process) -> Iterator[Evidence]:
     """Evidence that a process, or someone for it, hides it."""
     hidden = node.hidden_pids.get(process.pid)
@@ -40,9 +46,7 @@ def observe(node: Node, process: Process) -> Iterator[Evidence]:
             text="it lives, but listing /proc does not show it",
         )
     preload = process.environment.get("LD_PRELOAD", "")
-    odd = [
-        p for p in preload.replace(":", " ").split() if p.startswith(TEMP_DIRECTORIES) or "/." in p
-    ]
+    odd = [p for p in preload.replace(":", " ").split() if _is_odd_preload(p)]
     if odd:
         yield Evidence(
             kind="hiding",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuwarden.finding import Proof
@@ -41,12 +42,15 @@ class Claim(NamedTuple):
 
 
 def policy_references(entry: PolicyWorkload) -> tuple[str, ...]:
-    """GPU references of a policy entry: numbers are indices, words UUIDs, PCI addresses or refs."""
-    if entry.gpus == ALL_GPUS:
-        return (ALL_GPUS,)
+    """GPU references of a policy entry, as ``Node.resolve`` takes them."""
+    return (ALL_GPUS,) if entry.gpus == ALL_GPUS else references_of(entry.gpus)
+
+
+def references_of(items: Iterable[int | str]) -> tuple[str, ...]:
+    """GPU references of what a policy names: numbers are indices, words UUIDs or PCI addresses."""
     references: list[str] = []
-    for item in entry.gpus:
-        if isinstance(item, int):
+    for item in items:
+        if isinstance(item, int) or re.fullmatch(r"[0-9]{1,4}", item):
             references.append(f"index:{item}")
         elif item.startswith(("uuid:", "index:", "minor:", "pci:", "mig:")):
             references.append(item)
@@ -88,6 +92,10 @@ def slurm_claim(node: Node, process: Process) -> Claim | None:
     job, where = _slurm_job_of(node, process)
     if job is None:
         return None
+    if where == "environment" and process.cgroup is not None and process.cgroup.container_id:
+        # Whoever starts a container writes its environment: it must not soften what the container
+        # is by naming a job that has ended or that nobody can be asked about.
+        return Claim("slurm", f"job {job}", "claimed", "only its environment names it")
     source = node.source("slurm")
     name = f"job {job}"
     if source is None or source.state in ("failed", "skipped", "absent"):

@@ -46,7 +46,7 @@ def weigh(evidence: Iterable[Evidence], activity: str) -> tuple[Weight, str]:
         kinds = sorted(str(k) for k in strong)
         return "cryptominer", f"two independent kinds of evidence: {' and '.join(kinds[:2])}"
     if strong:
-        return "suspicious", f"one kind of evidence: {next(iter(strong))}"
+        return "suspicious", f"one kind of evidence: {min(str(k) for k in strong)}"
     if len(weak) > 1 and weak & DECIDING_KINDS:
         return "suspicious", f"two weak signs: {' and '.join(sorted(str(k) for k in weak))}"
     return "none", ""
