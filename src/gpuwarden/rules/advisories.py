@@ -85,7 +85,7 @@ GPU_PROCESS_OF_ENDED_JOB = Advisory(
     "The controller says that the job is over; the process was left behind.",
     (
         "Confirm with the controller that the job is over (scontrol show job, sacct).",
-        "Tell {owner}, then end it: kill {pid}; kill -9 only if it does not end by itself.",
+        "Tell {owner}, then end it: kill {pid}. If it stays, it hangs: look for an Xid of {gpu}.",
         "Verify that the memory of {gpu} is free; fix the epilog or proctrack so that it cannot "
         "recur.",
     ),

@@ -11,6 +11,8 @@ from gpuwarden.node import Node
 
 TEMP_DIRECTORIES = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/shm/", "/dev/mqueue/")
 SYSTEM_DIRECTORIES = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/opt/", "/snap/", "/nix/")
+HIDING_PLACES = ("/etc/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/usr/", "/boot/", "/dev/")
+"""Where packages put programs, and never under a hidden directory."""
 PADDING_BLANKS = 8
 
 # Dot directories in which interpreters and tools of honest users live.
@@ -162,7 +164,7 @@ def _place(exe: Executable) -> Iterator[Evidence]:
             source=source,
             text=f"its binary {exe.path} was deleted after it started",
         )
-    if secret or hidden_file or (hidden and (in_temp or exe.path.startswith(("/etc/", "/bin/")))):
+    if secret or hidden_file or (hidden and (in_temp or exe.path.startswith(HIDING_PLACES))):
         yield Evidence(
             kind="masquerade",
             strength="strong",
@@ -207,12 +209,14 @@ def _names(process: Process, exe: Executable) -> Iterator[Evidence]:
                 text=f"named '{said}' after {imitated}, but runs {exe.path}",
             )
             break
-    for said in (process.comm, name):
-        if KERNEL_THREAD_NAME.fullmatch(said) and not genuine:
+    first = process.argv[0].strip() if process.argv else ""
+    for said, where in ((process.comm, "comm"), (name, "the binary's name"), (first, "argv[0]")):
+        # A kernel thread has no binary: whoever owns this file, it is none.
+        if KERNEL_THREAD_NAME.fullmatch(said):
             yield Evidence(
                 kind="masquerade",
                 strength="strong",
-                source="comm",
+                source=where,
                 text=f"named '{said}' like a kernel thread, but is a program: {exe.path}",
             )
             break

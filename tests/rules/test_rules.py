@@ -1,0 +1,134 @@
+"""Each rule with its hits and misses, and what every rule's text must keep to.
+
+A fixture is a recorded node as plain JSON: ``fixtures/<rule>/{hit,miss}_<what>.json``, with a
+policy beside it in ``<the same>.policy.yaml`` where one matters. A hit must give a finding of that
+rule, a miss none.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.finding import VERDICTS, Advisory, Verdict
+from gpuwarden.judge import judge
+from gpuwarden.policy import Policy, parse_policy
+from gpuwarden.rules import advisories, node_rules, row_rules
+from gpuwarden.rules.advisories import VERDICT_ADVISORIES
+from gpuwarden.rules.registry import RULE_IDS, RULES, Rule
+from gpuwarden.sensors.registry import SENSOR_NAMES
+from gpuwarden.snapshot import decode
+from tests.conftest import Golden
+
+FIXTURES = Path(__file__).parent / "fixtures"
+CASES = sorted(FIXTURES.glob("*/*.json"))
+CLEAR: frozenset[Verdict] = frozenset({"expected", "system"})
+KILL = re.compile(r"\bkill\b(?! -STOP)|\bstop it\b|\bend it\b", re.IGNORECASE)
+NEVER_KILLED = ("other-team", "wrong-gpu")
+
+
+def _policy(case: Path) -> Policy:
+    path = case.with_name(f"{case.stem}.policy.yaml")
+    return parse_policy(path.read_bytes(), path.name, RULE_IDS) if path.exists() else Policy()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_hits_hit_and_misses_miss(case: Path) -> None:
+    report = judge(decode(case.read_bytes()), _policy(case))
+    mine = [f for f in report.findings if f.rule == case.parent.name]
+    if case.stem.startswith("hit_"):
+        assert len(mine) == 1, [f.rule for f in report.findings]
+        assert mine[0].evidence
+    else:
+        assert mine == []
+
+
+@pytest.mark.parametrize("rule", sorted(RULE_IDS))
+def test_every_rule_ships_a_hit_and_two_misses(rule: str) -> None:
+    stems = [case.stem for case in CASES if case.parent.name == rule]
+    assert sum(stem.startswith("hit_") for stem in stems) >= 1
+    assert sum(stem.startswith("miss_") for stem in stems) >= 2
+    assert all(stem.startswith(("hit_", "miss_")) for stem in stems)
+
+
+def test_no_fixture_is_of_a_rule_that_is_not_there() -> None:
+    assert {folder.name for folder in FIXTURES.iterdir()} == RULE_IDS
+    stray = {p.name.removesuffix(".policy.yaml") for p in FIXTURES.glob("*/*.policy.yaml")}
+    assert stray <= {case.stem for case in CASES}
+
+
+def test_a_rule_its_function_and_its_advisory_share_one_name() -> None:
+    assert len(RULES) == len(RULE_IDS)
+    for rule in RULES:
+        name = rule.advisory.id
+        module = row_rules if hasattr(row_rules, name) else node_rules
+        assert getattr(module, name) is rule.hits
+        assert getattr(advisories, name.upper()) is rule.advisory
+
+
+def test_every_advisory_is_registered() -> None:
+    written = {value.id for value in vars(advisories).values() if isinstance(value, Advisory)}
+    assert written == RULE_IDS
+
+
+def test_every_verdict_that_is_not_clear_has_an_advisory() -> None:
+    assert set(VERDICT_ADVISORIES) == set(VERDICTS) - CLEAR
+    assert {a.id for a in VERDICT_ADVISORIES.values()} <= RULE_IDS
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.advisory.id)
+def test_a_rule_needs_sensors_that_exist(rule: Rule) -> None:
+    advisory = rule.advisory
+    assert set(advisory.needs) <= set(SENSOR_NAMES)
+    assert set(advisory.needs_sources) <= {"slurm", "kubernetes", "systemd"}
+    assert advisory.steps
+    assert all(step.endswith((".", ").")) for step in advisory.steps)
+
+
+@pytest.mark.parametrize("verdict", NEVER_KILLED)
+def test_nobody_is_told_to_stop_what_belongs_to_somebody(verdict: Verdict) -> None:
+    for step in VERDICT_ADVISORIES[verdict].steps:
+        assert not KILL.search(step) or step.startswith("Do not")
+
+
+def test_one_sign_on_an_expected_workload_stops_nothing() -> None:
+    steps = advisories.EXPECTED_PROCESS_WITH_SIGNS.steps
+    assert not any(KILL.search(step) for step in steps)
+
+
+def test_kill_9_is_for_a_confirmed_hung_context_only() -> None:
+    for rule in RULES:
+        for step in rule.advisory.steps:
+            if "kill -9" in step or "SIGKILL" in step:
+                assert rule.advisory.id == "gpu_zombie_context"
+                assert "confirmed hung context" in step
+
+
+def test_a_reset_asks_for_an_empty_gpu() -> None:
+    for rule in RULES:
+        for step in rule.advisory.steps:
+            if re.search(r"\breset (?:\{gpu\}|the GPU)", step, re.IGNORECASE):
+                assert "only when nobody else is on it" in step
+
+
+def test_evidence_is_kept_before_anything_is_stopped() -> None:
+    for advisory in (
+        advisories.GPU_CRYPTOMINER,
+        advisories.GPU_PROCESS_SUSPICIOUS,
+        advisories.GPU_CONTAINER_WITHOUT_ALLOCATION,
+    ):
+        assert advisory.steps[0].startswith("Keep the evidence first")
+
+
+@pytest.mark.parametrize("verdict", sorted(VERDICT_ADVISORIES))
+def test_the_steps_of_a_verdict_read_as_they_were_read_last(
+    verdict: Verdict, golden: Golden
+) -> None:
+    advisory = VERDICT_ADVISORIES[verdict]
+    steps = [f"{number}. {step}" for number, step in enumerate(advisory.steps, start=1)]
+    golden.check(
+        f"steps/{verdict}.txt",
+        "\n".join([advisory.title, advisory.severity, advisory.explanation, *steps]) + "\n",
+    )
