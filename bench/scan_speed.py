@@ -1,7 +1,8 @@
 """Times `gpuwarden scan` against `nvitop -1` and `gpustat`, whole process against whole process.
 
 Every program opens the same stand-in NVML library: 8 GPUs with 200 processes among 2,000 real
-ones. Runs alternate, so that a busy moment of the machine hits all of them.
+ones. Runs alternate, so that a busy moment of the machine hits all of them. A policy expects the
+200, as on a node in order; one more scan goes without it and prints 200 findings.
 
     python bench/scan_speed.py [--rounds 9] [--processes 2000] [--gpu-processes 200] [--check]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -25,7 +27,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.support.fakenvml import FakeNvml, build_library  # noqa: E402
+from tests.support.fakenvml import FakeNvml, build_library, library_directory  # noqa: E402
 
 GPUS = 8
 DESCRIPTORS = 12
@@ -42,20 +44,30 @@ class Program:
     argv: list[str]
     codes: tuple[int, ...] = (0,)
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    """User and system time, with the children it waited for: what a busy machine does not bend."""
     peak_bytes: list[int] = field(default_factory=list)
 
-    def run(self) -> None:
-        null = os.open(os.devnull, os.O_RDWR)
-        actions = [(os.POSIX_SPAWN_DUP2, null, standard) for standard in (0, 1, 2)]
-        started = time.perf_counter()
-        pid = os.posix_spawn(self.argv[0], self.argv, os.environ, file_actions=actions)
-        _, status, usage = os.wait4(pid, 0)
-        self.seconds.append(time.perf_counter() - started)
+    def run(self, pids: set[int]) -> None:
+        """One timed run, whose output must show every one of ``pids``."""
+        with tempfile.TemporaryFile() as output, Path(os.devnull).open("r+b") as null:
+            files = ((null, 0), (output, 1), (output, 2))
+            actions = [(os.POSIX_SPAWN_DUP2, file.fileno(), standard) for file, standard in files]
+            started = time.perf_counter()
+            pid = os.posix_spawn(self.argv[0], self.argv, os.environ, file_actions=actions)
+            _, status, usage = os.wait4(pid, 0)
+            self.seconds.append(time.perf_counter() - started)
+            output.seek(0)
+            said = output.read().decode("utf-8", "replace")
+        self.cpu_seconds.append(usage.ru_utime + usage.ru_stime)
         self.peak_bytes.append(usage.ru_maxrss * 1024)
-        os.close(null)
         code = os.waitstatus_to_exitcode(status)
-        if code not in self.codes:
-            raise SystemExit(f"{' '.join(self.argv)} ended with {code}")
+        missing = pids - {int(word) for word in re.findall(r"\d+", said) if len(word) < 10}
+        if code not in self.codes or missing:
+            raise SystemExit(
+                f"{' '.join(self.argv)} ended with {code} and shows {len(missing)} of {len(pids)} "
+                f"processes not; it ends with\n{said[-2000:]}"
+            )
 
     @property
     def median(self) -> float:
@@ -63,31 +75,45 @@ class Program:
 
 
 @contextmanager
-def crowd(count: int) -> Iterator[list[int]]:
+def crowd(program: Path, count: int) -> Iterator[list[int]]:
     """Real processes that wait; all ended on leaving."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = f"{folder}/crowd"
+    parent = subprocess.Popen(
+        [program, str(count), str(DESCRIPTORS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert parent.stdout is not None
+        pids: list[int] = []
+        for line in parent.stdout:
+            if line == "ready\n":
+                break
+            pids.append(int(line))
+        if len(pids) != count:
+            raise SystemExit(f"only {len(pids)} of {count} processes could be started")
+        yield pids
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+@contextmanager
+def built() -> Iterator[tuple[Path, Path]]:
+    """The crowd's program and a policy that expects it, outside any temporary directory."""
+    folder = Path(tempfile.mkdtemp(prefix="crowd-", dir=library_directory()))
+    try:
+        folder.chmod(0o755)
+        program, policy = folder / "trainer", folder / "policy.yaml"
         source = Path(__file__).with_name("crowd.c")
-        subprocess.run(["gcc", "-O1", "-o", program, str(source)], check=True)
-        parent = subprocess.Popen(
-            [program, str(count), str(DESCRIPTORS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        subprocess.run(["gcc", "-O1", "-o", program, source], check=True)
+        policy.write_text(
+            "version: 1\nworkloads:\n  - name: trainer\n    owner: research\n"
+            f"    match:\n      binary: {program}\n"
         )
-        try:
-            assert parent.stdout is not None
-            pids: list[int] = []
-            for line in parent.stdout:
-                if line == "ready\n":
-                    break
-                pids.append(int(line))
-            if len(pids) != count:
-                raise SystemExit(f"only {len(pids)} of {count} processes could be started")
-            yield pids
-        finally:
-            parent.kill()
-            parent.wait()
+        yield program, policy
+    finally:
+        shutil.rmtree(folder)
 
 
 def state(pids: list[int]) -> FakeNvml:
@@ -107,16 +133,21 @@ def installed(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
-def programs(library: str) -> list[Program]:
+def programs(library: str, policy: Path) -> list[Program]:
     gpuwarden = installed("gpuwarden")
     if gpuwarden is None:
         raise SystemExit("gpuwarden is not installed beside this Python")
-    scan = [gpuwarden, "scan", "--nvml-library", library]
+    plain = [gpuwarden, "scan", "--nvml-library", library]
+    scan = [*plain, "--policy", str(policy)]
     found = [
         Program("scan nvml,processes", [*scan, "--sensors", "nvml,processes"], SCAN_CODES),
         Program("scan, all sensors", scan, SCAN_CODES),
+        Program("the same, 200 findings", plain, SCAN_CODES),
     ]
-    for name, argv in (("nvitop -1", ["nvitop", "-1"]), ("gpustat", ["gpustat", "--no-color"])):
+    for name, argv in (
+        ("nvitop -1", ["nvitop", "-1"]),
+        ("gpustat", ["gpustat", "--no-color", "--show-pid"]),
+    ):
         path = installed(argv[0])
         if path is None:
             print(f"{name}: not installed, left out (pip install --group bench)")
@@ -125,9 +156,10 @@ def programs(library: str) -> list[Program]:
     return found
 
 
-def report(library: str, wanted: set[int]) -> None:
+def report(library: str, policy: Path, wanted: set[int]) -> None:
     """One scan as JSON: whether it saw every process, and what each sensor took."""
     argv = [str(installed("gpuwarden")), "scan", "--nvml-library", library, "--format", "json"]
+    argv += ["--policy", str(policy)]
     done = subprocess.run(argv, capture_output=True, check=False)
     if done.returncode not in SCAN_CODES:
         raise SystemExit(done.stderr.decode(errors="replace"))
@@ -149,34 +181,41 @@ def main() -> int:
     options = parser.parse_args()
     library = str(build_library())
     os.environ["LD_LIBRARY_PATH"] = str(Path(library).parent)
-    with crowd(options.processes) as pids:
+    with built() as (program, policy), crowd(program, options.processes) as pids:
         busy = pids[:: max(1, len(pids) // max(1, options.gpu_processes))][: options.gpu_processes]
         with state(busy).in_place():
-            ranked = programs(library)
-            for program in ranked:
-                program.run()
-                program.seconds.clear()
-                program.peak_bytes.clear()
+            ranked = programs(library, policy)
+            for entry in ranked:
+                entry.run(set(busy))
+                for kept in (entry.seconds, entry.cpu_seconds, entry.peak_bytes):
+                    kept.clear()
             for _ in range(options.rounds):
-                for program in ranked:
-                    program.run()
-            report(library, set(busy))
+                for entry in ranked:
+                    entry.run(set(busy))
+            report(library, policy, set(busy))
     return summary(ranked, check=options.check)
 
 
 def summary(ranked: list[Program], *, check: bool) -> int:
-    base, full, *others = ranked
-    print(f"\n{'seconds, whole process':<24}{'min':>8}{'median':>8}{'max':>8}{'peak MB':>9}  ratio")
+    base, full, findings, *others = ranked
+    columns = "".join(f"{name:>8}" for name in ("min", "median", "max", "cpu"))
+    print(f"\n{'seconds, whole process':<24}{columns}{'peak MB':>9}  ratio")
     for program in ranked:
         ratio = program.median / base.median
         print(
             f"{program.name:<24}{min(program.seconds):8.3f}{program.median:8.3f}"
-            f"{max(program.seconds):8.3f}{max(program.peak_bytes) / 1e6:9.1f}  {ratio:.2f}"
+            f"{max(program.seconds):8.3f}{statistics.median(program.cpu_seconds):8.3f}"
+            f"{max(program.peak_bytes) / 1e6:9.1f}  {ratio:.2f}"
         )
     bars = [(f"{base.name} is as fast as {o.name}", base.median <= o.median) for o in others]
-    bars.append((f"the full scan ends within {FULL_SCAN_SECONDS:g} s", full.median <= 1.0))
     bars.append(
-        ("peak memory is under 120 MB", max(base.peak_bytes + full.peak_bytes) < PEAK_MEMORY_BYTES)
+        (f"the full scan ends within {FULL_SCAN_SECONDS:g} s", full.median <= FULL_SCAN_SECONDS)
+    )
+    bars.append(
+        (
+            "peak memory is under 120 MB",
+            max(base.peak_bytes + full.peak_bytes + findings.peak_bytes) < PEAK_MEMORY_BYTES,
+        )
     )
     print()
     for text, met in bars:
