@@ -89,13 +89,15 @@ def container_owner(node: Node, process: Process) -> str | None:
     container = node.container_of(process)
     if container is None:
         return None
+    named: list[str] = []
     if container.pod_namespace:
         controller = f" ({container.pod_owner})" if container.pod_owner else ""
-        return f"namespace {container.pod_namespace}{controller}"
-    for key, value in container.environment.items():
-        if "USER" in key:
-            return f"{value} (says its environment)"
-    return None
+        named.append(f"namespace {container.pod_namespace}{controller}")
+    # Platforms run everybody in one namespace and write the person into the environment.
+    user = next((v for k, v in sorted(container.environment.items()) if "USER" in k), None)
+    if user is not None:
+        named.append(f"{user} (says its environment)")
+    return ", ".join(named) or None
 
 
 def _requests(container: Container | None) -> tuple[Evidence, ...]:
