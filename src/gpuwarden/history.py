@@ -60,7 +60,7 @@ def _gpu_moments(node: Node, gpu: Gpu) -> Iterator[Moment]:
         name = process.exe.path if process.exe else process.comm
         yield process.started_at_ns, f"pid {client.pid} started: {name}"
     for event in node.snapshot.xids:
-        if event.pci_address == gpu.pci_address:
+        if event.pci_address is not None and event.pci_address == gpu.pci_address:
             yield event.at_ns, f"Xid {event.code}: {event.message[:100]}"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -18,6 +19,8 @@ DEPTH_LIMIT = 40
 
 Activity = Literal["hash-cracking", "volunteer-computing", "plotting"]
 Words = str | list[str]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -70,10 +73,10 @@ class PolicyException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where numbers become signs."""
 
-    busy_sm_percent: int = 80
-    small_memory_percent: int = 25
-    leaked_memory_mib: int = 512
-    suspicious_idle_sm_percent: int = 20
+    busy_sm_percent: Percent = 80
+    small_memory_percent: Percent = 25
+    leaked_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 512
+    suspicious_idle_sm_percent: Percent = 20
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -132,9 +135,12 @@ class _Builder:
             return [self.build(n, f"{path}[{i}]", depth + 1) for i, n in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             try:
-                return _scalar(node)
+                value = _scalar(node)
             except (yaml.YAMLError, ValueError, OverflowError) as error:
                 raise self.error(node, f"cannot be read: {str(error).splitlines()[0]}") from error
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise self.error(node, "expected a number of at most 64 bits")
+            return value
         raise self.error(node, "unexpected YAML construct")
 
 
@@ -184,6 +190,22 @@ def _explain(error: msgspec.ValidationError, file: str, places: dict[str, Place]
     return UsageError(f"{file}:{line}:{column}: {message} (at {path.removeprefix('$.') or 'top'})")
 
 
+def parse_peer(text: str) -> tuple[Network, int | None]:
+    """An egress entry as network and port: ``address``, ``address:port``, ``network/prefix``.
+
+    An IPv6 address before a port stands in brackets. Errors: ValueError.
+    """
+    host, port = text, None
+    if text.count(":") == 1 or text.startswith("["):
+        host, _, port_text = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+        host = host.removeprefix("[").removesuffix("]")
+        if port_text:
+            if not re.fullmatch(r"[0-9]{1,5}", port_text) or int(port_text) > 65535:
+                raise ValueError(f"'{port_text[:20]}' is no port")
+            port = int(port_text)
+    return ipaddress.ip_network(host, strict=False), port
+
+
 def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset[str]) -> None:
     def fail(path: str, message: str) -> UsageError:
         line, column = _place_of(places, path)
@@ -201,6 +223,15 @@ def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset
             raise fail(
                 f"{path}.match", "expected at least one condition: an empty match fits everything"
             )
+        for j, peer in enumerate(workload.egress or ()):
+            try:
+                parse_peer(peer)
+            except ValueError as error:
+                raise fail(
+                    f"{path}.egress[{j}]",
+                    "expected an address, address:port or network/prefix; names are never "
+                    f"resolved ({str(error)[:120]})",
+                ) from error
     for i, exception in enumerate(policy.exceptions):
         path = f"$.exceptions[{i}]"
         if not exception.reason.strip():
@@ -232,7 +263,7 @@ def parse_policy(data: bytes, file: str, rules: frozenset[str] = frozenset()) ->
     builder = _Builder(file)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        value = {} if root is None else builder.build(root, "$", 0)
+        value = None if root is None else builder.build(root, "$", 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
@@ -241,6 +272,8 @@ def parse_policy(data: bytes, file: str, rules: frozenset[str] = frozenset()) ->
         raise UsageError(f"{file}:1:1: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
         raise UsageError(f"{file}:1:1: nested too deeply") from error
+    if value is None:
+        value = {}
     if not isinstance(value, dict):
         raise UsageError(f"{file}:1:1: expected keys such as 'workloads:' at the top")
     try:

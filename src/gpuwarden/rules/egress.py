@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterator, Sequence
 
 from gpuwarden.finding import Evidence
 from gpuwarden.model import Connection, Process
 from gpuwarden.node import Node
+from gpuwarden.policy import parse_peer
 
 # Ports of public pool rules that are not also everyday service ports (facts of public rule sets).
 POOL_PORTS = frozenset(
@@ -48,13 +48,8 @@ def allows(declared: Sequence[str], connection: Connection) -> bool:
     """Whether a policy's egress list names this peer: address, address:port or network."""
     address = _address(connection.remote_address)
     for entry in declared:
-        host, port = entry, None
-        if entry.count(":") == 1 or entry.startswith("["):
-            host, _, port_text = entry.rpartition(":")
-            host = host.strip("[]")
-            port = int(port_text) if re.fullmatch(r"[0-9]{1,5}", port_text) else -1
         try:
-            network = ipaddress.ip_network(host, strict=False)
+            network, port = parse_peer(entry)
         except ValueError:
             continue
         if address is None or address.version != network.version or address not in network:

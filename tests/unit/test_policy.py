@@ -1,0 +1,281 @@
+"""The policy file: what it may say, and where a mistake is pointed at."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpuwarden.errors import UsageError
+from gpuwarden.policy import (
+    Match,
+    Policy,
+    PolicyException,
+    PolicyWorkload,
+    Thresholds,
+    parse_peer,
+    parse_policy,
+)
+from gpuwarden.rules.registry import RULE_IDS
+
+WHOLE = b"""\
+version: 1
+workloads:
+  - name: serving
+    owner: inference team
+    contact: inference@example.org
+    match: {pod_namespace: [serve, serve-canary], pod_labels: {app: llm}}
+    gpus: [0, GPU-1234, "00000000:3B:00.0"]
+    egress: [10.0.0.0/8, "192.0.2.1:443", "[2001:db8::1]:443", "2001:db8::/32"]
+exceptions:
+  - rule: gpu_process_of_other_team
+    reason: demonstration
+    match: {user: bob}
+    expires: 2026-03-01
+  - {rule: preload_library_unknown, reason: accounting, path: /etc/ld.so.preload}
+  - {rule: gpu_memory_leaked, reason: known fault, gpu: 3}
+thresholds: {busy_sm_percent: 90}
+allow_activities: [hash-cracking]
+"""
+
+
+def test_a_whole_policy_reads() -> None:
+    policy = parse_policy(WHOLE, "p.yaml", RULE_IDS)
+    assert policy.workloads == [
+        PolicyWorkload(
+            name="serving",
+            owner="inference team",
+            contact="inference@example.org",
+            match=Match(pod_namespace=["serve", "serve-canary"], pod_labels={"app": "llm"}),
+            gpus=[0, "GPU-1234", "00000000:3B:00.0"],
+            egress=["10.0.0.0/8", "192.0.2.1:443", "[2001:db8::1]:443", "2001:db8::/32"],
+        )
+    ]
+    assert policy.exceptions[0] == PolicyException(
+        rule="gpu_process_of_other_team",
+        reason="demonstration",
+        match=Match(user="bob"),
+        expires=datetime.date(2026, 3, 1),
+    )
+    assert [(e.path, e.gpu) for e in policy.exceptions[1:]] == [
+        ("/etc/ld.so.preload", None),
+        (None, 3),
+    ]
+    assert policy.thresholds == Thresholds(busy_sm_percent=90)
+    assert policy.allow_activities == ["hash-cracking"]
+
+
+@pytest.mark.parametrize("empty", [b"", b"\n", b"# nothing\n", b"---\n", b"{}"])
+def test_an_empty_policy_is_the_default(empty: bytes) -> None:
+    assert parse_policy(empty, "p.yaml") == Policy()
+
+
+MISTAKES = {
+    "a key that is not there": (
+        "workloads:\n  - name: a\n    matches: {user: b}\n",
+        "3:5: unknown key 'matches'; expected one of: name, match, owner,",
+    ),
+    "a key at the top": ("workload: []\n", "1:1: unknown key 'workload'; expected one of: version"),
+    "a key of a match": (
+        "workloads: [{name: a, match: {usr: b}}]\n",
+        "1:31: unknown key 'usr'; expected one of: pod_namespace,",
+    ),
+    "a key of the thresholds": (
+        "thresholds:\n  busy: 3\n",
+        "2:3: unknown key 'busy'; expected one of: busy_sm_percent",
+    ),
+    "a missing key": ("workloads:\n  - match: {user: b}\n", "2:5: missing key 'name'"),
+    "a missing reason": (
+        "exceptions:\n  - {rule: process_hidden, match: {user: b}}\n",
+        "2:5: missing key 'reason'",
+    ),
+    "an empty reason": (
+        "exceptions:\n  - {rule: process_hidden, match: {user: b}, reason: ' '}\n",
+        "2:54: expected the reason",
+    ),
+    "an empty match": (
+        "workloads:\n  - name: a\n    match: {}\n",
+        "3:12: expected at least one condition",
+    ),
+    "an empty list in a match": (
+        "workloads: [{name: a, match: {user: []}}]\n",
+        "1:30: expected at least one condition",
+    ),
+    "an empty name": ("workloads: [{name: '', match: {user: b}}]\n", "1:20: expected a name"),
+    "a name twice": (
+        "workloads:\n  - {name: a, match: {user: b}}\n  - {name: a, match: {user: c}}\n",
+        "3:12: a workload called 'a' stands above already",
+    ),
+    "a wide exception": (
+        "exceptions:\n  - {rule: process_hidden, reason: x}\n",
+        "2:5: expected a narrow match, a path or a gpu",
+    ),
+    "no such rule": (
+        "exceptions:\n  - {rule: hidden, reason: x, gpu: 0}\n",
+        "2:12: no rule is called 'hidden'; expected one of: autostart_suspicious,",
+    ),
+    "no such date": (
+        "exceptions:\n  - rule: process_hidden\n    reason: x\n    gpu: 0\n    expires: soon\n",
+        "5:14: ",
+    ),
+    "a date that is none": (
+        "exceptions: [{rule: process_hidden, reason: x, gpu: 0, expires: 2026-02-30}]\n",
+        "1:65: ",
+    ),
+    "a time where a date belongs": (
+        "exceptions: [{rule: process_hidden, reason: x, gpu: 0, expires: 2026-02-03 10:00:00}]\n",
+        "1:65: expected a date",
+    ),
+    "a number as a word": ("workloads: [{name: a, match: {user: 5}}]\n", "1:37: expected"),
+    "a word as a list": ("workloads: a\n", "1:12: expected 'array', got 'str'"),
+    "a word as gpus": ("workloads: [{name: a, match: {user: b}, gpus: some}]\n", "1:47: "),
+    "a truth as a gpu": ("workloads: [{name: a, match: {user: b}, gpus: [yes]}]\n", "1:48: "),
+    "an activity that is none": ("allow_activities: [mining]\n", "1:20: "),
+    "a percentage above 100": ("thresholds: {busy_sm_percent: 800}\n", "1:31: expected 'int' <= 100"),
+    "another version": ("version: 2\n", "1:10: "),
+    "a host name as a peer": (
+        "workloads:\n  - name: a\n    match: {user: b}\n    egress: [10.0.0.1, pool.example]\n",
+        "4:24: expected an address, address:port or network/prefix; names are never resolved",
+    ),
+    "a port that is none": (
+        "workloads: [{name: a, match: {user: b}, egress: ['10.0.0.1:99999']}]\n",
+        "1:50: expected an address, address:port",
+    ),
+    "a key twice": ("workloads: []\nworkloads: []\n", "2:1: the key 'workloads' stands here twice"),
+    "a list at the top": ("- a\n", "1:1: expected keys such as 'workloads:'"),
+    "a word at the top": ("hello\n", "1:1: expected keys such as 'workloads:'"),
+    "broken YAML": ("workloads: [\n", "2:1: "),
+    "a tab": ("workloads:\n\t- a\n", "2:1: "),
+    "two documents": ("version: 1\n---\nversion: 1\n", "2:1: "),
+    "a list as a key": ("? [a]\n: b\n", "1:3: expected a plain word as the key"),
+    "a tag of ours to construct": ("version: !!python/name:os.system x\n", "1:10: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_pointed_at_with_what_was_expected(mistake: str) -> None:
+    text, wanted = MISTAKES[mistake]
+    with pytest.raises(UsageError) as caught:
+        parse_policy(text.encode(), "p.yaml", RULE_IDS)
+    assert str(caught.value).startswith(f"p.yaml:{wanted}"), str(caught.value)
+
+
+def test_not_utf_8_is_pointed_at() -> None:
+    with pytest.raises(UsageError, match=r"^p\.yaml:2:1: not UTF-8"):
+        parse_policy(b"version: 1\n# \xff\n", "p.yaml")
+
+
+def test_a_huge_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="larger than 1 MiB"):
+        parse_policy(b"#" * ((1 << 20) + 1), "p.yaml")
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "a: &a [x]\n" + "".join(f"{c}: &{c} [{', '.join('*' + p for _ in range(9))}]\n"
+                                for p, c in zip("abcdefgh", "bcdefghi", strict=True)),
+        "a: &a [*a]\n",
+        "a: &a {b: *a}\n",
+        "[" * 900,
+        "{a: " * 900,
+        "- " * 900 + "a",
+        "version: " + "9" * 6000,
+        "version: 0x" + "f" * 6000,
+        "version: 1:" + "59:" * 3000 + "1",
+        "expires: 99999-99-99",
+        "x: !!timestamp 0000-00-00",
+        "x: !!binary '='",
+        "x: .nan",
+        "workloads: [" + "{name: a, match: {user: b}}," * 20000 + "]",
+        "\ufeffversion: 1",
+        "x: \"\\ud800\"",
+        "%YAML 9.9\n---\nversion: 1",
+    ],
+)  # fmt: skip
+def test_a_hostile_file_is_one_clear_error_or_a_policy(bomb: str) -> None:
+    try:
+        parse_policy(bomb.encode(), "p.yaml", RULE_IDS)
+    except UsageError as error:
+        assert re.match(r"p\.yaml:\d+:\d+: .", str(error))
+
+
+TOKENS = st.sampled_from(
+    "version workloads exceptions thresholds name match user rule reason gpu gpus expires path "
+    "egress 1 0 -1 a all null true 2026-01-01 process_hidden & * ! !!int !!map &a *a << ? [ ] { } "
+    ": - , | > # ' \" % @ ` ~ .inf 1e999 0x0".split()
+)
+GLUE = st.sampled_from(["", " ", "\n", "\n  ", ": ", "\t", "\n- "])
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "ignore"))
+    )
+)
+@example(b"? ")
+@example(b"\x00")
+def test_any_bytes_are_a_policy_or_one_error(data: bytes) -> None:
+    try:
+        assert isinstance(parse_policy(data, "p.yaml", RULE_IDS), Policy)
+    except UsageError as error:
+        assert str(error).startswith("p.yaml:")
+
+
+@given(st.lists(st.tuples(TOKENS, GLUE), max_size=30))
+def test_anything_like_yaml_is_a_policy_or_one_error(parts: list[tuple[str, str]]) -> None:
+    text = "".join(token + glue for token, glue in parts)
+    try:
+        assert isinstance(parse_policy(text.encode(), "p.yaml", RULE_IDS), Policy)
+    except UsageError as error:
+        assert re.match(r"p\.yaml:\d+:\d+: .", str(error))
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.dates(), st.text(max_size=8)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                ["name", "match", "user", "gpus", "egress", "rule", "reason", "expires", "gpu"]
+            ),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["version", "workloads", "exceptions", "thresholds", "allow_activities"]),
+        VALUES,
+    )
+)
+def test_any_values_in_the_right_places_are_a_policy_or_one_error(document: object) -> None:
+    import yaml
+
+    data = yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "ignore")
+    try:
+        policy = parse_policy(data, "p.yaml", RULE_IDS)
+    except UsageError as error:
+        assert re.match(r"p\.yaml:\d+:\d+: .", str(error))
+    else:
+        for exception in policy.exceptions:
+            assert exception.expires is None or type(exception.expires) is datetime.date
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_peer_or_a_value_error(text: str) -> None:
+    try:
+        network, port = parse_peer(text)
+    except ValueError:
+        return
+    assert port is None or 0 <= port <= 65535
+    assert network.version in (4, 6)
