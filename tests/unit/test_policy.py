@@ -127,14 +127,17 @@ MISTAKES = {
     ),
     "a time where a date belongs": (
         "exceptions: [{rule: process_hidden, reason: x, gpu: 0, expires: 2026-02-03 10:00:00}]\n",
-        "1:65: expected a date",
+        "1:65: expected 'date",
     ),
     "a number as a word": ("workloads: [{name: a, match: {user: 5}}]\n", "1:37: expected"),
     "a word as a list": ("workloads: a\n", "1:12: expected 'array', got 'str'"),
     "a word as gpus": ("workloads: [{name: a, match: {user: b}, gpus: some}]\n", "1:47: "),
     "a truth as a gpu": ("workloads: [{name: a, match: {user: b}, gpus: [yes]}]\n", "1:48: "),
     "an activity that is none": ("allow_activities: [mining]\n", "1:20: "),
-    "a percentage above 100": ("thresholds: {busy_sm_percent: 800}\n", "1:31: expected 'int' <= 100"),
+    "a percentage above 100": (
+        "thresholds: {busy_sm_percent: 800}\n",
+        "1:31: expected 'int' <= 100",
+    ),
     "another version": ("version: 2\n", "1:10: "),
     "a host name as a peer": (
         "workloads:\n  - name: a\n    match: {user: b}\n    egress: [10.0.0.1, pool.example]\n",
