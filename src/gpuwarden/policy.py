@@ -91,6 +91,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 Place = tuple[int, int]
 
+# What PyYAML lets through for values that do not fit their tag, such as ``!!int ""``.
+CONSTRUCTION_ERRORS = (ValueError, OverflowError, LookupError, AttributeError, TypeError)
+
 
 def _scalar(node: yaml.ScalarNode) -> Any:
     loader = yaml.SafeLoader("")
@@ -136,8 +139,9 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             try:
                 value = _scalar(node)
-            except (yaml.YAMLError, ValueError, OverflowError) as error:
-                raise self.error(node, f"cannot be read: {str(error).splitlines()[0]}") from error
+            except (yaml.YAMLError, *CONSTRUCTION_ERRORS) as error:
+                reason = (str(error).splitlines() or [""])[0]
+                raise self.error(node, f"cannot be read as {node.tag}: {reason}") from error
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
                 raise self.error(node, "expected a number of at most 64 bits")
             return value
