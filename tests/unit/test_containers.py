@@ -191,7 +191,7 @@ def test_without_grpc_the_gap_says_what_to_install(
     def missing(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(unix_grpc.importlib, "import_module", missing)
+    monkeypatch.setattr("gpuwarden.wire.unix_grpc.importlib.import_module", missing)
     with docker(tmp_path / "run/containerd/containerd.sock", None):
         found, gaps = look(host, seen(f"/kubepods/pod{UID}/{H}"))
     assert not found[H].confirmed

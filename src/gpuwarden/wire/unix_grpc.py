@@ -136,7 +136,7 @@ def load(module: str) -> Any:
         raise NotInstalled(
             f"{module.partition('.')[0]}: not usable here ({error})", remedy=INSTALL_REMEDY
         ) from error
-    except Exception as error:  # noqa: BLE001  protobuf raises its own VersionError on a mismatch
+    except Exception as error:  # protobuf raises its own VersionError on a mismatch
         raise NotInstalled(
             f"{module}: does not load with this protobuf ({error})", remedy=INSTALL_REMEDY
         ) from error
