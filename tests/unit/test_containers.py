@@ -22,7 +22,6 @@ from gpuwarden.sensors import containers, cri, runc_state
 from gpuwarden.sensors.cgroup import place
 from gpuwarden.sensors.oci import spec_of
 from gpuwarden.sensors.seen import Seen
-from gpuwarden.wire import unix_grpc
 
 H = "0123456789abcdef" * 4
 I = "fedcba9876543210" * 4  # noqa: E741
