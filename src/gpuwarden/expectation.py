@@ -117,6 +117,9 @@ def _match_of(node: Node, row: Row) -> dict[str, Any]:
     if process.user is not None:
         match["user"] = process.user
     if process.exe is not None:
+        if process.exe.path.endswith("*"):
+            # In a policy a star at the end is a pattern: a file may not name itself into one.
+            return {}
         match["binary"] = process.exe.path
     return match
 

@@ -1,4 +1,4 @@
-"""The expected set as it is told, and a policy drafted from what runs: never from what has signs."""
+"""The expected set as it is told, and a policy drafted from what runs and shows no signs."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def test_hostile_names_stay_inside_their_values(node: NodeBuilder) -> None:
 def test_a_path_that_ends_in_a_star_is_not_learnt_as_a_pattern(node: NodeBuilder) -> None:
     node.process(10, user="bob", exe="/srv/*")
     node.client(10)
-    _, policy = learnt(node)
+    text, policy = learnt(node)
+    assert "pid 10 on GPU 0: nothing identifies it that holds" in text
     node.process(11, user="bob", exe="/srv/other")
     node.client(11)
     assert {r.pid: r.verdict for r in node.judge(policy).rows}[11] == "other-team"

@@ -25,7 +25,9 @@ def test_a_process_tells_its_start_its_parents_its_job_and_its_faults_in_order(
     node: NodeBuilder,
 ) -> None:
     path = node.job("7", ["index:0"], started_at_ns=TAKEN_AT_NS - 7000 * SECOND_NS)
-    node.process(9, started_at_ns=TAKEN_AT_NS - 6000 * SECOND_NS, exe="/bin/bash", role="ancestor")
+    node.process(
+        9, ppid=0, started_at_ns=TAKEN_AT_NS - 6000 * SECOND_NS, exe="/bin/bash", role="ancestor"
+    )
     node.process(10, ppid=9, cgroup=path)
     node.client(10)
     node.xid(31, pid=10, message="MMU fault")
