@@ -264,3 +264,13 @@ def test_a_job_id_in_a_containers_environment_does_not_soften_the_verdict(
     node.process(10, user="root", container="x", environment={"SLURM_JOB_ID": "77"})
     node.client(10)
     assert node.row(10).verdict == "rogue-container"
+
+
+def test_the_person_behind_a_platforms_container_is_named_beside_its_namespace(
+    node: NodeBuilder,
+) -> None:
+    node.source("kubernetes", scheduled=True)
+    node.pod("tool", namespace="default", environment={"X_USER_NAME": "mira"})
+    node.process(10, user="root", container="tool")
+    node.client(10)
+    assert node.row(10).owner == "namespace default, mira (says its environment)"

@@ -392,3 +392,23 @@ def test_a_rule_that_breaks_costs_only_itself(
     states = {run.rule: run.state for run in report.rules}
     assert states["process_hidden"] == "failed"
     assert set(states) == RULE_IDS
+
+
+@pytest.mark.parametrize("order", [(10, 11), (11, 10)])
+def test_of_several_kin_the_same_one_is_named_whatever_the_order(
+    node: NodeBuilder, order: tuple[int, int]
+) -> None:
+    for pid in order:
+        node.process(pid, session_id=9, process_group=9, user="bob")
+        node.client(pid)
+    node.process(12, session_id=9, process_group=9, user="bob")
+    node.holds_gpu(12)
+    assert node.row(12).inherited_from == 10
+
+
+def test_a_hidden_directory_beside_the_systems_programs_is_a_hiding_place(
+    node: NodeBuilder,
+) -> None:
+    node.process(10, user="root", exe="/usr/lib/.x/daemon")
+    node.client(10)
+    assert node.row(10).verdict == "suspicious"
