@@ -27,7 +27,7 @@ POLICIES = (
         """
         workloads:
           - {name: alice, match: {user: alice}, gpus: [0]}
-          - {name: serve, match: {binary: "/srv/*"}, egress: ["10.0.0.0/8", "192.0.2.1:443", "[::1]:9"]}
+          - {name: serve, match: {binary: "/srv/*"}, egress: [10.0.0.0/8, "192.0.2.1:443"]}
         exceptions:
           - {rule: gpu_process_of_other_team, reason: r, match: {user: bob}, expires: 2026-02-01}
           - {rule: gpu_cryptominer, reason: r, gpu: 1, expires: 2020-01-01}
