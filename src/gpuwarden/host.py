@@ -15,9 +15,10 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
+
+from msgspec import Struct
 
 from gpuwarden.errors import Denied, Malformed, TimedOut, Unavailable
 
@@ -52,8 +53,7 @@ _PROCMAP_QUERY_FIRST = _PROCMAP_QUERY.pack(
 _MAPPING_LIMIT = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class FileStatus:
+class FileStatus(Struct, frozen=True):
     """What statx says of a file, without asking a network file server."""
 
     mode: int
@@ -80,8 +80,7 @@ class FileStatus:
         return stat.S_ISDIR(self.mode)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFiles:
+class OpenFiles(Struct, frozen=True):
     """What the descriptors in one ``/proc/<pid>/fd`` lead to, as far as devices and sockets go."""
 
     devices: list[tuple[int, tuple[int, int]]]
@@ -92,8 +91,7 @@ class OpenFiles:
     """Descriptors that exist and that we may not look behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMapping:
+class SharedMapping(Struct, frozen=True):
     """A shared mapping of a file, as the kernel keeps it."""
 
     start: int
@@ -103,8 +101,7 @@ class SharedMapping:
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommandOutput:
+class CommandOutput(Struct, frozen=True):
     """What a command printed, and how it ended."""
 
     code: int

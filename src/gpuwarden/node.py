@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
@@ -21,13 +20,14 @@ from gpuwarden.model import (
     SourceRun,
     Workload,
 )
+from gpuwarden.pattern import pattern
 
 ALL_GPUS = "all"
 ANCESTRY_LIMIT = 64
 GPU_NODE_KINDS = frozenset({"nvidia-gpu", "drm-render", "drm-card", "accel", "habana"})
 DUMP_ORIGIN_PREFIX = "nvidia-smi"
 
-_MIG_REFERENCE = re.compile(r"mig:(?P<parent>[^/]+)/(?P<gi>[0-9]{1,9})(?:/(?P<ci>[0-9]{1,9}))?")
+_MIG_REFERENCE = pattern(r"mig:(?P<parent>[^/]+)/(?P<gi>[0-9]{1,9})(?:/(?P<ci>[0-9]{1,9}))?")
 
 
 class Node:

@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from gpuwarden.errors import UsageError
+from gpuwarden.pattern import pattern
 
 POLICY_LIMIT_BYTES = 1 << 20
 NODE_LIMIT = 50_000
@@ -148,8 +149,8 @@ class _Builder:
         raise self.error(node, "unexpected YAML construct")
 
 
-_AT = re.compile(r" - at `(?:key in )?`?(?P<path>\$[^`]*)`")
-_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
+_AT = pattern(r" - at `(?:key in )?`?(?P<path>\$[^`]*)`")
+_UNKNOWN_FIELD = pattern(r"unknown field `(?P<field>[^`]*)`")
 
 
 def _place_of(places: dict[str, Place], path: str) -> Place:
@@ -167,8 +168,8 @@ def _fields_of(path: str) -> str:
         (r"\$\.thresholds", Thresholds),
         (r"\$\.(?:workloads|exceptions)\[[^\]]*\]\.match", Match),
     )
-    for pattern, kind in kinds:
-        if re.fullmatch(pattern, path):
+    for shape, kind in kinds:
+        if re.fullmatch(shape, path):
             return ", ".join(kind.__struct_fields__)
     return ""
 

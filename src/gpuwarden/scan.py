@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuwarden import __version__
@@ -60,8 +60,7 @@ class ScanOptions(NamedTuple):
 _F = TypeVar("_F")
 
 
-@dataclass(slots=True)
-class _Collected:
+class _Collected(Struct):
     """Facts by kind, in the order they were seen, and how each sensor fared."""
 
     facts: dict[type, list[AnyFact]] = field(default_factory=dict)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import re
 import stat
 import zlib
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from gpuwarden.model import (
     Snapshot,
     SourceRun,
 )
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.nvidia_smi import DUMP_LIMIT_BYTES, Dump, read_dump
 
 RECORDING_LIMIT_BYTES = 1 << 30
@@ -58,7 +58,7 @@ NOT_IN_A_DUMP = "not in an nvidia-smi dump"
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1 << 20
-_LONG_INTEGER = re.compile(rb"\d{19}")
+_LONG_INTEGER = pattern(rb"\d{19}")
 _PATH_PREFIX = ".gpuwarden-"
 
 Document = dict[str, Any]

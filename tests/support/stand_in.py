@@ -22,10 +22,11 @@ listed as ``/dev/<name>`` when ``list_nodes`` is set).
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import stat
 from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import FILE_LIMIT_BYTES, FileStatus, Host, OpenFiles
@@ -86,7 +87,7 @@ class StandInHost(Host):
             number = self.link_paths.get(target.removesuffix(" (deleted)"))
         elif number is None:
             number = self.link_paths.get(path)
-        return status if number is None else dataclasses.replace(status, special=number)
+        return status if number is None else replace(status, special=number)
 
     def status(self, path: str) -> FileStatus:
         return self._number(super().status(self.listed.get(path, path)), path)

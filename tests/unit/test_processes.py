@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuwarden.errors import Malformed, TimedOut, Unavailable
 from gpuwarden.host import FileStatus, Host
@@ -94,7 +94,7 @@ def test_one_that_is_gone_is_left_out() -> None:
 def test_a_number_that_another_process_took_is_left_out() -> None:
     host = RecordedHost(NODE)
     table = process_table.read(host)
-    table[100] = dataclasses.replace(table[100], start_time_ticks=1)
+    table[100] = replace(table[100], start_time_ticks=1)
     assert list(processes.read(host, Seen(table=table), [100])) == []
 
 

@@ -18,6 +18,7 @@ import msgspec
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Container, SourceRun, Workload
+from gpuwarden.pattern import pattern
 from gpuwarden.wire.unix_grpc import CRI_SOCKETS, UnixChannel, load
 
 SOURCE: Final = "kubernetes"
@@ -31,23 +32,23 @@ _LIST: Final = "/v1.PodResourcesLister/List"
 _LIST_SANDBOXES: Final = "/runtime.v1.RuntimeService/ListPodSandbox"
 _SANDBOX_READY: Final = 0
 
-_ACCELERATOR_RESOURCE = re.compile(
+_ACCELERATOR_RESOURCE = pattern(
     r"(?:nvidia\.com/.*(?:gpu|mig)|amd\.com/.*gpu|gpu\.intel\.com/|habana\.ai/)", re.IGNORECASE
 )
-_OTHER_RESOURCE = re.compile(r"rdma|hugepages|hostdev|sriov|infiniband|nic\b", re.IGNORECASE)
-_REPLICA = re.compile(r"(?P<id>.+?)::\d{1,9}\Z", re.ASCII)
+_OTHER_RESOURCE = pattern(r"rdma|hugepages|hostdev|sriov|infiniband|nic\b", re.IGNORECASE)
+_REPLICA = pattern(r"(?P<id>.+?)::\d{1,9}\Z", re.ASCII)
 # Sharing plugins that number their slices write a sixth group behind the UUID.
-_SLICE = re.compile(r"(?P<id>(?:GPU|MIG)-\w{8}(?:-\w{4}){3}-\w{12})-\d{1,6}\Z", re.ASCII)
-_UUID = re.compile(r"(?:GPU|MIG)-[\w-]+\Z", re.ASCII)
-_OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gi>\d{1,4})/(?P<ci>\d{1,4})\Z", re.ASCII)
-_NODE_NAME = re.compile(r"nvidia(?P<minor>\d{1,4})(?:/gi(?P<gi>\d{1,4}))?\Z", re.ASCII)
-_PCI = re.compile(
+_SLICE = pattern(r"(?P<id>(?:GPU|MIG)-\w{8}(?:-\w{4}){3}-\w{12})-\d{1,6}\Z", re.ASCII)
+_UUID = pattern(r"(?:GPU|MIG)-[\w-]+\Z", re.ASCII)
+_OLD_MIG = pattern(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gi>\d{1,4})/(?P<ci>\d{1,4})\Z", re.ASCII)
+_NODE_NAME = pattern(r"nvidia(?P<minor>\d{1,4})(?:/gi(?P<gi>\d{1,4}))?\Z", re.ASCII)
+_PCI = pattern(
     r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<rest>[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE
 )
-_XCP = re.compile(r"amdgpu_xcp[._](?P<number>\d{1,6})\Z", re.ASCII)
-_INTEL_CARD = re.compile(r"card(?P<number>\d{1,4})-\d{1,6}\Z", re.ASCII)
-_CDI = re.compile(r"(?P<vendor>[^/=]+)/(?P<kind>[^/=]+)=(?P<name>.+)\Z")
-_DRA_GPU = re.compile(r"gpu-(?P<minor>\d{1,4})\Z", re.ASCII)
+_XCP = pattern(r"amdgpu_xcp[._](?P<number>\d{1,6})\Z", re.ASCII)
+_INTEL_CARD = pattern(r"card(?P<number>\d{1,4})-\d{1,6}\Z", re.ASCII)
+_CDI = pattern(r"(?P<vendor>[^/=]+)/(?P<kind>[^/=]+)=(?P<name>.+)\Z")
+_DRA_GPU = pattern(r"gpu-(?P<minor>\d{1,4})\Z", re.ASCII)
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,8 +272,8 @@ def _accelerators(container: Any) -> Iterator[tuple[str, bool]]:
 def _reference(resource: str, identity: str) -> tuple[str, bool] | None:
     """The reference for a device plugin's id; None for what is no accelerator."""
     plain, is_slice = identity, False
-    for pattern in (_REPLICA, _SLICE):
-        share = pattern.match(plain)
+    for shape in (_REPLICA, _SLICE):
+        share = shape.match(plain)
         if share is not None:
             plain, is_slice = share["id"], True
             break

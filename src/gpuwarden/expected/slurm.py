@@ -8,9 +8,9 @@ then the source has failed, and nothing is called running or ended on its word.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Malformed, TimedOut, Unavailable
 from gpuwarden.expected import slurm_jobs as jobs
@@ -40,8 +40,7 @@ _REMEDY_ROOT = (
 _LOOSE_TRACKING = ("pgid", "linuxproc")
 
 
-@dataclass(slots=True)
-class _Controller:
+class _Controller(Struct):
     """Slurm's commands on this host, within one budget of time."""
 
     host: Host
@@ -60,8 +59,7 @@ class _Controller:
         )
 
 
-@dataclass(slots=True)
-class _Answer:
+class _Answer(Struct):
     """What has been learned so far."""
 
     workloads: list[Workload] = field(default_factory=list)
@@ -212,8 +210,7 @@ def _claimed_ids(
     return list(dict.fromkeys(plain))
 
 
-@dataclass(slots=True)
-class _Asked:
+class _Asked(Struct):
     """The controller's word on single jobs, gathered into one answer."""
 
     controller: _Controller

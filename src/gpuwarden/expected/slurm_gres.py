@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
+
+from msgspec import Struct
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import Gpu
+from gpuwarden.pattern import pattern
 
 HOSTLIST_LIMIT = 65_536
 """Names that one host list may stand for; Slurm's own bound is of that size."""
@@ -20,25 +22,24 @@ TEXT_LIMIT = 1 << 20
 _DEPTH_LIMIT = 8
 _NUMBER_DIGITS = 18
 
-_ITEM = re.compile(
+_ITEM = pattern(
     r"(?:gres[/:])?(?P<name>[A-Za-z_][\w.\-]*)"
     r"(?P<tokens>(?:[:=](?:\(null\)|[^:=(),\s]+))*)"
     r"(?P<groups>(?:\([^()]*\))*)\Z"
 )
-_TOKEN = re.compile(r"[:=](\(null\)|[^:=(),\s]+)")
-_GROUP = re.compile(r"\(([^()]*)\)")
-_COUNT = re.compile(r"(\d{1,18})([KMGTP]?)\Z", re.ASCII)
-_PART_OF = re.compile(r"(\d{1,18})/(\d{1,18})\Z", re.ASCII)
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?\Z", re.ASCII)
-_MIG_PROFILE = re.compile(r"(?:\A|[_\-.])\d{1,2}g\.\d{1,4}gb", re.ASCII | re.IGNORECASE)
-_PAIR = re.compile(r"\b(\w{1,64})\s{0,8}=\s{0,8}(?:\"([^\"]*)\"|(\S+))")
-_DEVICE_NUMBER = re.compile(r"(\d{1,9})\Z", re.ASCII)
+_TOKEN = pattern(r"[:=](\(null\)|[^:=(),\s]+)")
+_GROUP = pattern(r"\(([^()]*)\)")
+_COUNT = pattern(r"(\d{1,18})([KMGTP]?)\Z", re.ASCII)
+_PART_OF = pattern(r"(\d{1,18})/(\d{1,18})\Z", re.ASCII)
+_RANGE = pattern(r"(\d{1,18})(?:-(\d{1,18}))?\Z", re.ASCII)
+_MIG_PROFILE = pattern(r"(?:\A|[_\-.])\d{1,2}g\.\d{1,4}gb", re.ASCII | re.IGNORECASE)
+_PAIR = pattern(r"\b(\w{1,64})\s{0,8}=\s{0,8}(?:\"([^\"]*)\"|(\S+))")
+_DEVICE_NUMBER = pattern(r"(\d{1,9})\Z", re.ASCII)
 _SHARED = frozenset({"shard", "mps"})
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 
 
-@dataclass(frozen=True, slots=True)
-class Gres:
+class Gres(Struct, frozen=True):
     """One generic resource of a job or a node; ``indices`` is None when none were written."""
 
     name: str
@@ -62,16 +63,14 @@ class Gres:
         return self.type is not None and _MIG_PROFILE.search(self.type) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class GresDevice:
+class GresDevice(Struct, frozen=True):
     """One GPU that gres.conf lists: its type and the number at the end of its device file."""
 
     type: str | None
     minor: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class GresLayout:
+class GresLayout(Struct, frozen=True):
     """What gres.conf says about this node's GPUs: how they are found, or which files they are."""
 
     autodetect: str | None = None

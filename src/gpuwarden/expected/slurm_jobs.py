@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from gpuwarden.errors import Malformed, Unavailable
 from gpuwarden.expected.slurm_gres import Gres, host_position, parse_gres
 from gpuwarden.host import CommandOutput
+from gpuwarden.pattern import pattern
 
 SQUEUE_FORMAT = "%A|%T|%U|%u|%a|%P|%S|%N"
 _SQUEUE_HEADER = "JOBID|STATE|"
@@ -34,20 +35,19 @@ ENDED_STATES = frozenset(
     | {"DEADLINE", "OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 )
 
-_JOB_ID = re.compile(r"\d{1,10}\Z", re.ASCII)
-_LINE_JOB = re.compile(r"JobId=(\d{1,10})(?: |\Z)", re.ASCII)
-_LINE_USER = re.compile(r"   UserId=(.*)\((\d{1,10})\) GroupId=")
-_LINE_STATE = re.compile(r"   JobState=([A-Z_]+)")
-_LINE_NODES = re.compile(r" {3,5}Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?\s*\Z")
+_JOB_ID = pattern(r"\d{1,10}\Z", re.ASCII)
+_LINE_JOB = pattern(r"JobId=(\d{1,10})(?: |\Z)", re.ASCII)
+_LINE_USER = pattern(r"   UserId=(.*)\((\d{1,10})\) GroupId=")
+_LINE_STATE = pattern(r"   JobState=([A-Z_]+)")
+_LINE_NODES = pattern(r" {3,5}Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES=(\S*))?\s*\Z")
 _ALLOCATION_START = "   Socks/Node="
 _ALLOCATION_END = "   MinCPUsNode="
-_NODE_GRES = re.compile(r"^   Gres=(.*)$", re.MULTILINE)
-_FAILURE = re.compile(r"\berror\b|Unable to contact", re.IGNORECASE)
+_NODE_GRES = pattern(r"^   Gres=(.*)$", re.MULTILINE)
+_FAILURE = pattern(r"\berror\b|Unable to contact", re.IGNORECASE)
 _UNKNOWN_JOB = "Invalid job id specified"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One job as the controller tells it; ``gres`` is this node's share, None when not told."""
 
     id: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Malformed
 from gpuwarden.expected.slurm_gres import (
@@ -18,6 +19,7 @@ from gpuwarden.expected.slurm_gres import (
     parse_gres_conf,
 )
 from gpuwarden.host import Host
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.seen import Seen
 
 CONFIGURATION_PATHS = (
@@ -29,14 +31,13 @@ CONFIGURATION_PATHS = (
 DEFAULT_SPOOL = "/var/spool/slurmd"
 _DAEMONS = ("slurmd", "slurmstepd")
 _INCLUDE_LIMIT = 16
-_SETTING = re.compile(r"(SlurmdSpoolDir|ProctrackType)\s*=\s*(\S+)", re.IGNORECASE)
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,254}\Z")
-_STEP_SOCKET = re.compile(r"(?P<node>.+)_(?P<job>\d{1,10})\.(?P<step>\d{1,10})(?:\.\d+)?\Z")
+_SETTING = pattern(r"(SlurmdSpoolDir|ProctrackType)\s*=\s*(\S+)", re.IGNORECASE)
+_NODE_NAME = pattern(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,254}\Z")
+_STEP_SOCKET = pattern(r"(?P<node>.+)_(?P<job>\d{1,10})\.(?P<step>\d{1,10})(?:\.\d+)?\Z")
 _SOCKET_LIMIT = 4_096
 
 
-@dataclass(slots=True)
-class Site:
+class Site(Struct, dict=True):
     """A host's Slurm: what its own files and processes tell before anybody is asked."""
 
     configuration: str | None = None
@@ -106,8 +107,7 @@ def _is_roots(host: Host, pid: int) -> bool:
         return False
 
 
-@dataclass
-class _Daemon:
+class _Daemon(Struct):
     """A running slurmd: how it was started says which node and which cluster it serves."""
 
     host: Host

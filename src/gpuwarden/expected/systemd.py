@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.expected import systemd_units as units
@@ -50,8 +50,7 @@ _FOLDERS = (
 _DROP_IN_LIMIT = 64
 
 
-@dataclass(slots=True)
-class _Claims:
+class _Claims(Struct):
     """The units that processes are in by their cgroup paths: unit → cgroup path → pids."""
 
     by_unit: dict[str, dict[str, list[int]]] = field(default_factory=dict)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import Gpu
+from gpuwarden.pattern import pattern
 
 SHOWN = (
     "Id",
@@ -30,21 +32,20 @@ ALIVE_STATES = frozenset({"active", "reloading", "activating", "deactivating", "
 TEXT_LIMIT = 1 << 20
 _BLOCK_LIMIT = 1_024
 _DIRECTIVE_LIMIT = 4_096
-_UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@\-]{1,255}\Z")
-_SECTION = re.compile(r"\[([^\[\]]+)\]\Z")
-_NVIDIA = re.compile(r"/dev/nvidia(\d{1,6})\Z", re.ASCII)
-_NVIDIA_NUMBER = re.compile(r"/dev/char/195:(\d{1,3})\Z", re.ASCII)
-_RENDER = re.compile(r"/dev/dri/renderD(\d{1,6})\Z", re.ASCII)
-_CARD = re.compile(r"/dev/dri/card(\d{1,6})\Z", re.ASCII)
-_ACCEL = re.compile(r"/dev/accel/accel(\d{1,6})\Z", re.ASCII)
+_UNIT_NAME = pattern(r"[A-Za-z0-9:_.\\@\-]{1,255}\Z")
+_SECTION = pattern(r"\[([^\[\]]+)\]\Z")
+_NVIDIA = pattern(r"/dev/nvidia(\d{1,6})\Z", re.ASCII)
+_NVIDIA_NUMBER = pattern(r"/dev/char/195:(\d{1,3})\Z", re.ASCII)
+_RENDER = pattern(r"/dev/dri/renderD(\d{1,6})\Z", re.ASCII)
+_CARD = pattern(r"/dev/dri/card(\d{1,6})\Z", re.ASCII)
+_ACCEL = pattern(r"/dev/accel/accel(\d{1,6})\Z", re.ASCII)
 _NVIDIA_CONTROL_MINOR = 254
 """195:254 is modeset and 195:255 nvidiactl; neither is a GPU."""
 _CHARACTER_GROUPS = ("nvidia", "nvidia-frontend", "drm", "accel", "kfd")
 """Names in /proc/devices that stand for every GPU of their driver."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A unit as systemd describes it, or as its files do."""
 
     name: str
@@ -139,8 +140,7 @@ def parse_show(data: bytes) -> dict[str, Unit]:
     return units
 
 
-@dataclass(slots=True)
-class Directives:
+class Directives(Struct):
     """What the [Service] sections of a unit's files set, later files over earlier ones."""
 
     device_allow: list[str] = field(default_factory=list)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpuwarden.finding import Evidence
 from gpuwarden.model import LOGINUID_UNSET, Process
 from gpuwarden.node import Node
+from gpuwarden.pattern import pattern
 from gpuwarden.rules.masquerade import basename
 
 CHAIN_SHOWN = 8
@@ -15,21 +15,21 @@ SOURCE = "ancestry"
 
 # What a process high in the ancestry is, by its real binary's name.
 ORIGINS = (
-    (re.compile(r"sshd(?:-session|-auth)?"), "an ssh login"),
-    (re.compile(r"login|agetty|getty"), "a console login"),
-    (re.compile(r"crond?|atd|anacron"), "a cron or at job"),
-    (re.compile(r"slurmstepd|slurmd"), "a Slurm job step"),
-    (re.compile(r"jupyter.*|ipykernel.*"), "a notebook server"),
+    (pattern(r"sshd(?:-session|-auth)?"), "an ssh login"),
+    (pattern(r"login|agetty|getty"), "a console login"),
+    (pattern(r"crond?|atd|anacron"), "a cron or at job"),
+    (pattern(r"slurmstepd|slurmd"), "a Slurm job step"),
+    (pattern(r"jupyter.*|ipykernel.*"), "a notebook server"),
     (
-        re.compile(r"nginx|apache2|httpd|caddy|php-fpm[\d.]*|gunicorn|uvicorn|node|java"),
+        pattern(r"nginx|apache2|httpd|caddy|php-fpm[\d.]*|gunicorn|uvicorn|node|java"),
         "a web service",
     ),
-    (re.compile(r"supervisord"), "supervisord"),
-    (re.compile(r"screen|SCREEN|tmux(?:: server)?"), "a detached terminal session"),
-    (re.compile(r"redis-server|mysqld|postgres|mongod"), "a database server"),
-    (re.compile(r"raylet|gcs_server"), "a Ray cluster"),
+    (pattern(r"supervisord"), "supervisord"),
+    (pattern(r"screen|SCREEN|tmux(?:: server)?"), "a detached terminal session"),
+    (pattern(r"redis-server|mysqld|postgres|mongod"), "a database server"),
+    (pattern(r"raylet|gcs_server"), "a Ray cluster"),
 )  # fmt: skip
-WEB_PROGRAMS = re.compile(
+WEB_PROGRAMS = pattern(
     r"(?:^|/)(?:jupyter\S*|ipykernel_launcher|comfyui\S*|ComfyUI/main\.py|webui\.py|launch\.py"
     r"|gradio\S*|streamlit|text-generation-launcher|mlflow|airflow|code-server|rstudio-server)"
     r"(?:$|\.py$)"
@@ -42,8 +42,8 @@ def _name(process: Process) -> str:
 
 def _origin(process: Process) -> str | None:
     name = _name(process)
-    for pattern, origin in ORIGINS:
-        if pattern.fullmatch(name) or pattern.fullmatch(process.comm):
+    for names, origin in ORIGINS:
+        if names.fullmatch(name) or names.fullmatch(process.comm):
             return origin
     for word in (process.argv or ())[:6]:
         if WEB_PROGRAMS.search(word):

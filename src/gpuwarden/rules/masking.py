@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from gpuwarden.pattern import pattern
 
 MAX_SHOWN = 120
 
-_RUN = re.compile(r"[0-9A-Za-z]{20,}")
+_RUN = pattern(r"[0-9A-Za-z]{20,}")
 
 
 def masked(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gpuwarden.finding import Evidence
 from gpuwarden.model import Executable, Process
 from gpuwarden.node import Node
+from gpuwarden.pattern import pattern
 
 TEMP_DIRECTORIES = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/shm/", "/dev/mqueue/")
 SYSTEM_DIRECTORIES = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/opt/", "/snap/", "/nix/")
@@ -60,7 +61,7 @@ SYSTEM_NAMES = (
     "nvidia-persistenced",
     "nvidia-smi",
 )
-KERNEL_THREAD_NAME = re.compile(
+KERNEL_THREAD_NAME = pattern(
     r"\[?(?:kworker|ksoftirqd|kthreadd|kdevtmpfs|kswapd|khugepaged|ksmd|kcompactd|kauditd|kblockd"
     r"|kintegrityd|rcu_\w+|oom_reaper|kthrotld|jbd2|scsi_eh)"
     r"(?:[/:_\[\]\d].*|i|s|x)?\]?"
@@ -72,18 +73,18 @@ NEVER_GPU_CLIENTS = frozenset(
     "mawk gawk find xargs tail head mkdir chmod chown date uname hostname mount".split()
 )
 CLAIMED_FAMILIES = (
-    ("python", re.compile(r"python[\d.]*(?:-dbg)?|pypy[\d.]*|conda|ipython\d*|uv")),
-    ("sshd", re.compile(r"sshd(?:-session|-auth)?")),
-    ("nginx", re.compile(r"nginx|openresty|angie")),
-    ("apache2", re.compile(r"apache2|httpd")),
-    ("httpd", re.compile(r"apache2|httpd")),
-    ("java", re.compile(r"java|jre")),
-    ("node", re.compile(r"node(?:js)?|bun|deno")),
-    ("systemd", re.compile(r"systemd.*|\(sd-.*|init")),
-    ("dockerd", re.compile(r"dockerd")),
-    ("containerd", re.compile(r"containerd.*")),
-    ("mysqld", re.compile(r"mysqld|mariadbd")),
-    ("postgres", re.compile(r"postgres|postmaster")),
+    ("python", pattern(r"python[\d.]*(?:-dbg)?|pypy[\d.]*|conda|ipython\d*|uv")),
+    ("sshd", pattern(r"sshd(?:-session|-auth)?")),
+    ("nginx", pattern(r"nginx|openresty|angie")),
+    ("apache2", pattern(r"apache2|httpd")),
+    ("httpd", pattern(r"apache2|httpd")),
+    ("java", pattern(r"java|jre")),
+    ("node", pattern(r"node(?:js)?|bun|deno")),
+    ("systemd", pattern(r"systemd.*|\(sd-.*|init")),
+    ("dockerd", pattern(r"dockerd")),
+    ("containerd", pattern(r"containerd.*")),
+    ("mysqld", pattern(r"mysqld|mariadbd")),
+    ("postgres", pattern(r"postgres|postmaster")),
 )
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from gpuwarden.pattern import pattern
 from gpuwarden.rules import miner_tables as tables
 
 MAX_ARGUMENTS = 4096
@@ -19,20 +20,18 @@ MAX_FOUND = 16
 PoolGrade = Literal["scheme", "domain", "pool", "soft"]
 AccountGrade = Literal["shape", "wallet", "user", "worker"]
 
-_ADDRESS = re.compile(
+_ADDRESS = pattern(
     r"(?P<host>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}))"
     r"(?::(?P<tls>ssl|tls|SSL|TLS)?\+?(?P<port>\d{1,5}))?(?:[/?#].{0,300})?",
     re.DOTALL,
 )
-_SCHEME_BEFORE = re.compile(r"[A-Za-z0-9+]{1,24}$")
-_INDEX = re.compile(r"^\[\d{1,2}\]")
-_LIST = re.compile(r"[,;|]")
-_IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
-_DOMAIN = re.compile(r"(?:[A-Za-z0-9_-]{1,63}\.){1,10}[A-Za-z][A-Za-z0-9-]{1,62}")
-_JSON_PAIR = re.compile(
-    r'"([A-Za-z_-]{1,32})"\s{0,8}:\s{0,8}(?:"([^"]{0,512})"|([0-9.]{1,12}|true))'
-)
-_IDS = re.compile(r"[0-9]{1,6}(?::[0-9]{1,6})?")
+_SCHEME_BEFORE = pattern(r"[A-Za-z0-9+]{1,24}$")
+_INDEX = pattern(r"^\[\d{1,2}\]")
+_LIST = pattern(r"[,;|]")
+_IPV4 = pattern(r"\d{1,3}(?:\.\d{1,3}){3}")
+_DOMAIN = pattern(r"(?:[A-Za-z0-9_-]{1,63}\.){1,10}[A-Za-z][A-Za-z0-9-]{1,62}")
+_JSON_PAIR = pattern(r'"([A-Za-z_-]{1,32})"\s{0,8}:\s{0,8}(?:"([^"]{0,512})"|([0-9.]{1,12}|true))')
+_IDS = pattern(r"[0-9]{1,6}(?::[0-9]{1,6})?")
 _JSON_FLAGS = {
     "url": "--url", "pool": "--url", "pool_address": "--pool", "user": "--user",
     "wallet": "--wallet", "wallet_address": "--wallet", "login": "--user", "algo": "--algo",

@@ -6,9 +6,9 @@ at 15 characters is allowed for, and ``ethminer-tests`` or ``xmrig.log`` are oth
 
 from __future__ import annotations
 
-import re
 from typing import Literal, NamedTuple
 
+from gpuwarden.pattern import pattern
 from gpuwarden.rules import miner_tables as tables
 from gpuwarden.rules.masking import shown
 from gpuwarden.rules.shell_words import basename
@@ -18,7 +18,7 @@ Activity = Literal["mining", "hash-cracking", "volunteer-computing", "plotting",
 COMM_LENGTH = 15
 MAX_NAME = 4096
 
-_PIECES = re.compile(r"[-_. ]+")
+_PIECES = pattern(r"[-_. ]+")
 
 
 class ProgramName(NamedTuple):

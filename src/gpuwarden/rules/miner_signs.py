@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
+from gpuwarden.pattern import pattern
 from gpuwarden.rules import miner_tables as tables
 from gpuwarden.rules.command_wrappers import SHELLS, unwrap
 from gpuwarden.rules.masking import masked, shown
@@ -46,10 +47,10 @@ __all__ = ["CommandSigns", "command_signs", "line_signs", "name_signs", "plain"]
 MAX_ENCODED = 64
 NORMALISED_AT_ONCE = 4096
 
-_ENCODED = re.compile(r"(?:[A-Za-z0-9+/]{16,}|[A-Za-z0-9_-]{16,})={0,2}")
-_HOST_IN_TEXT = re.compile(r"[A-Za-z0-9.-]{4,253}")
+_ENCODED = pattern(r"(?:[A-Za-z0-9+/]{16,}|[A-Za-z0-9_-]{16,})={0,2}")
+_HOST_IN_TEXT = pattern(r"[A-Za-z0-9.-]{4,253}")
 _FARMING = frozenset({"plots", "plotnft", "harvester", "farmer"})
-_STEM = re.compile(r"[-_. ]")
+_STEM = pattern(r"[-_. ]")
 
 
 def command_signs(

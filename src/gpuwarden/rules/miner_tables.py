@@ -7,8 +7,9 @@ from public block lists; address shapes from the coins' own specifications. Noth
 
 from __future__ import annotations
 
-import re
 from typing import Literal
+
+from gpuwarden.pattern import pattern
 
 PoolFlag = Literal["pool", "soft"]
 AccountFlag = Literal["wallet", "user", "worker"]
@@ -52,7 +53,7 @@ NAME_SUFFIXES = frozenset(
     "opt rx mo hiveos hive bionic focal jammy noble gcc release final beta rc old bak new custom "
     "daemon d gnu ubuntu debian alpine docker latest 64 32 free client miner".split()
 )
-VERSION_WORD = re.compile(r"v?\d{1,6}[a-z]{0,2}\d{0,3}")
+VERSION_WORD = pattern(r"v?\d{1,6}[a-z]{0,2}\d{0,3}")
 
 # Names that a miner has and that other programs have as well: they say little by themselves.
 AMBIGUOUS_NAMES = frozenset(
@@ -65,7 +66,7 @@ NOT_MINERS = frozenset(
 )
 
 # Cisco's TRex traffic generator and its tools: not T-Rex, the miner.
-CISCO_TREX = re.compile(r"_?t-rex-64(?:-debug|-o|-debug-o)?(?:\.exe)?")
+CISCO_TREX = pattern(r"_?t-rex-64(?:-debug|-o|-debug-o)?(?:\.exe)?")
 CISCO_TREX_FLAGS = frozenset({"--cfg", "--iom", "--astf", "--stl", "--lro-disable", "-i"})
 
 # Password recovery and key search. Options of hashcat: hashcat.net/wiki.
@@ -78,7 +79,7 @@ HASH_CRACKERS: dict[str, str] = {
     "keyhuntcuda": "keyhunt", "hashtopolis": "Hashtopolis",
     "hashtopolisagent": "Hashtopolis", "aircrackng": "aircrack-ng",
 }  # fmt: skip
-HASH_MASK = re.compile(r"(?:\?[ludsabhHLU1-4]){3,}")
+HASH_MASK = pattern(r"(?:\?[ludsabhHLU1-4]){3,}")
 
 # Volunteer computing: foldingathome.org, boinc.berkeley.edu, mersenne.org.
 VOLUNTEERS: dict[str, str] = {
@@ -207,7 +208,7 @@ POOL_SCHEMES = frozenset(
     "ethnh+tcp ethnh+ssl ethstratum+tcp ethstratum+ssl ethstratum2+tcp ethstratum2+ssl "
     "nicehash+tcp nicehash+ssl xnsub+tcp daemon+http daemon+https".split()
 )
-STRATUM_SCHEME = re.compile(r"stratum[123]?(?:\+(?:tcp|ssl|tls|tls12|udp|ws|wss|http|tcps))?")
+STRATUM_SCHEME = pattern(r"stratum[123]?(?:\+(?:tcp|ssl|tls|tls12|udp|ws|wss|http|tcps))?")
 PLAIN_SCHEMES = frozenset({"tcp", "ssl", "tls", "tcp+tls", "udp"})
 WEB_SCHEMES = frozenset({"http", "https"})
 
@@ -231,7 +232,7 @@ POOL_USER_VARIABLES = frozenset({"POOL_USER", "WALLET", "WALLET_ADDRESS", "POOL_
 DATABASE_PORTS = frozenset({1521, 3306, 5432, 5433, 6033, 6379, 6432, 9999, 27017})
 
 # Address shapes: Monero, Bitcoin, then coins that write a prefix.
-WALLET = re.compile(
+WALLET = pattern(
     r"[48][1-9A-HJ-NP-Za-km-z]{94}(?:[1-9A-HJ-NP-Za-km-z]{11})?"
     r"|bc1[02-9ac-hj-np-z]{25,71}"
     r"|(?=[^a-z]{0,9}[a-z])(?=[^A-Z]{0,9}[A-Z])"  # mixed case: no hexadecimal token
@@ -243,7 +244,7 @@ WALLET = re.compile(
 )
 
 # Common in honest programs that read a chain: a wallet, but no sign by itself.
-CHAIN_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}(?:[./+:].{0,64})?")
+CHAIN_ADDRESS = pattern(r"0x[0-9a-fA-F]{40}(?:[./+:].{0,64})?")
 
 # --- Programs whose arguments are data, not their own mining. -------------------------------------
 
@@ -273,7 +274,7 @@ SCRIPT_ENDINGS = (
 
 # Letters of other alphabets that look like Latin ones.
 LOOK_ALIKES = str.maketrans("аеіјорсухѕԁһӏոԝαοιν", "aeijopcyxsdhlnwaoiv")  # noqa: RUF001
-INVISIBLE = re.compile(
+INVISIBLE = pattern(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]+"
 )

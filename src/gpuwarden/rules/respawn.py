@@ -8,25 +8,26 @@ from collections.abc import Iterator
 from gpuwarden.finding import Evidence
 from gpuwarden.model import PersistenceEntry, Process
 from gpuwarden.node import Node
+from gpuwarden.pattern import pattern
 from gpuwarden.rules.masquerade import SYSTEM_DIRECTORIES, TEMP_DIRECTORIES, basename
 from gpuwarden.rules.miner_signs import line_signs
 
-INTERPRETERS = re.compile(r"(?:python|pypy|perl|ruby|node|java|php|lua)[\d.]*|(?:ba|da|z|k)?sh|env")
+INTERPRETERS = pattern(r"(?:python|pypy|perl|ruby|node|java|php|lua)[\d.]*|(?:ba|da|z|k)?sh|env")
 PRELOAD_KINDS = frozenset({"preload"})
 CONTAINER_KINDS = frozenset({"container-restart", "pod-controller"})
 # Audit and accounting libraries that clusters load into every process on purpose.
-KNOWN_PRELOADS = re.compile(
+KNOWN_PRELOADS = pattern(
     r"(?:.*/)?(?:libxalt_init|libsnoopy|libtcmalloc\w*|libjemalloc|libmimalloc|libnss_wrapper"
     r"|libfakeroot|libeatmydata|libdarshan|libmap-sampler|libsegfault|libgtk3-nocsd)"
     r"(?:-\w+)*\.so(?:\.\d+)*"
 )
-_HIDDEN = re.compile(r"(?:^|[\s'\"=])(?:/[^\s'\"]*)?/\.(?!\.?/)[^\s/'\"]+")
-_FETCH = re.compile(r"\b(?:curl|wget)\b[^|;&]*\|\s*(?:sudo\s+)?(?:\w*/)*(?:ba|da|z)?sh\b")
-_COPY_RUN_DELETE = re.compile(r"\bcp\b.*&&.*\brm\b\s+-\w*[rf]", re.DOTALL)
-_PRELOAD_WRITE = re.compile(r">+\s*/etc/ld\.so\.preload")
-_BASE64 = re.compile(r"\bbase64\b\s+(?:-d|--decode|-D)\b")
-_LOOK_ALIKE = re.compile(r"(?:^|[\s'\"])/s?bin/(?:httpss|sshdd|systemmd|crondd)\b")
-_HOME_TOOLS = re.compile(
+_HIDDEN = pattern(r"(?:^|[\s'\"=])(?:/[^\s'\"]*)?/\.(?!\.?/)[^\s/'\"]+")
+_FETCH = pattern(r"\b(?:curl|wget)\b[^|;&]*\|\s*(?:sudo\s+)?(?:\w*/)*(?:ba|da|z)?sh\b")
+_COPY_RUN_DELETE = pattern(r"\bcp\b.*&&.*\brm\b\s+-\w*[rf]", re.DOTALL)
+_PRELOAD_WRITE = pattern(r">+\s*/etc/ld\.so\.preload")
+_BASE64 = pattern(r"\bbase64\b\s+(?:-d|--decode|-D)\b")
+_LOOK_ALIKE = pattern(r"(?:^|[\s'\"])/s?bin/(?:httpss|sshdd|systemmd|crondd)\b")
+_HOME_TOOLS = pattern(
     r"/\.(?:local|venv|conda|pyenv|nvm|cargo|rustup|config|cache|bashrc|profile|bash_aliases)\b"
 )
 

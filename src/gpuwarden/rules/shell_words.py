@@ -8,26 +8,25 @@ levels of substitution, linear time. Grammar: POSIX shell, systemd.service(5), c
 from __future__ import annotations
 
 import binascii
-import re
 from typing import NamedTuple
+
+from gpuwarden.pattern import pattern
 
 MAX_TEXT = 131_072
 MAX_COMMANDS = 512
 MAX_DEPTH = 4
 MAX_VALUE = 4_096
 
-_ORDINARY = re.compile(r"""[^\s'"\\;&|<>()$`#]+""")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}=")
-_ESCAPED_BYTE = re.compile(r"\\x([0-9a-fA-F]{2})")
-_SCHEDULE = re.compile(
+_ORDINARY = pattern(r"""[^\s'"\\;&|<>()$`#]+""")
+_NAME = pattern(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+ASSIGNMENT = pattern(r"[A-Za-z_][A-Za-z0-9_]{0,63}=")
+_ESCAPED_BYTE = pattern(r"\\x([0-9a-fA-F]{2})")
+_SCHEDULE = pattern(
     r"\s{0,16}(?:@(?:reboot|yearly|annually|monthly|weekly|daily|midnight|hourly)"
     r"|(?:[0-9*][0-9*,/-]{0,40}\s{1,16}){3}[0-9*a-zA-Z][0-9a-zA-Z*,/-]{0,40}\s{1,16}"
     r"[0-9*a-zA-Z][0-9a-zA-Z*,/-]{0,40})\s{1,16}(?=\S)"
 )
-_SETTING = re.compile(
-    r"\s{0,16}(?:Exec[A-Z][A-Za-z]{2,12}|command|CMD|ENTRYPOINT)\s{0,4}[= ]\s{0,4}"
-)
+_SETTING = pattern(r"\s{0,16}(?:Exec[A-Z][A-Za-z]{2,12}|command|CMD|ENTRYPOINT)\s{0,4}[= ]\s{0,4}")
 _EXEC_MARKS = "-@:+!|"
 
 CRON_USERS = frozenset(
@@ -297,7 +296,7 @@ class _Splitter:
 
 def _closing(text: str, start: int) -> int:
     depth = 1
-    for match in re.compile(r"[()]").finditer(text, start):
+    for match in pattern(r"[()]").finditer(text, start):
         depth += 1 if match[0] == "(" else -1
         if depth == 0:
             return match.start()

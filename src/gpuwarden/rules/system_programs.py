@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gpuwarden.finding import Proof
 from gpuwarden.model import Process
 from gpuwarden.node import Node
+from gpuwarden.pattern import pattern
 from gpuwarden.rules.masquerade import SYSTEM_DIRECTORIES, basename
 
 
@@ -26,28 +27,28 @@ class SystemProgram(NamedTuple):
 SYSTEM_PROGRAMS = (
     SystemProgram(
         "display server",
-        re.compile(
+        pattern(
             r"Xorg(?:\.bin)?|X|Xwayland|gnome-shell|kwin_(?:x11|wayland)|plasmashell|mutter"
             r"|cosmic-comp|sway|weston|Hyprland|labwc|river|wayfire|niri|xfwm4|cinnamon|compiz"
             r"|gnome-remote-desktop-daemon|gdm-x-session|sddm(?:-greeter)?|lightdm|xdg-desktop-portal.*"
         ),
     ),
-    SystemProgram("MPS server", re.compile(r"nvidia-cuda-mps-(?:server|control)")),
-    SystemProgram("DCGM", re.compile(r"nv-hostengine|dcgm-exporter|dcgmi")),
+    SystemProgram("MPS server", pattern(r"nvidia-cuda-mps-(?:server|control)")),
+    SystemProgram("DCGM", pattern(r"nv-hostengine|dcgm-exporter|dcgmi")),
     SystemProgram(
         "driver service",
-        re.compile(
+        pattern(
             r"nvidia-persistenced|nvidia-fabricmanager|nv-fabricmanager|nvidia-powerd|nvidia-smi"
             r"|nvidia-modprobe|nvidia-gridd|nvidia-topologyd|nvsm_core|rocm-smi|amd-smi|xpu-smi"
         ),
     ),
     SystemProgram(
         "device plugin",
-        re.compile(r"nvidia-device-plugin|k8s-device-plugin|gpu-feature-discovery|config-manager"),
+        pattern(r"nvidia-device-plugin|k8s-device-plugin|gpu-feature-discovery|config-manager"),
     ),
     SystemProgram(
         "desktop program",
-        re.compile(
+        pattern(
             r"firefox(?:-bin|-esr)?|chrome|chromium(?:-browser)?|msedge|brave|opera|vivaldi(?:-bin)?"
             r"|code|codium|electron\d*|slack|discord|Discord|spotify|thunderbird|nautilus|gnome-.+"
             r"|xfce4-.+|konsole|kitty|alacritty|wezterm-gui|ghostty|libreoffice|soffice\.bin|vlc|mpv"
@@ -57,7 +58,7 @@ SYSTEM_PROGRAMS = (
     ),
 )
 # Repository paths (without the registry) and namespaces in which cluster add-ons run.
-ADDON_IMAGES = re.compile(
+ADDON_IMAGES = pattern(
     r"(?:.*/)?(?:k8s-device-plugin|gpu-feature-discovery|dcgm-exporter|dcgm|driver|container-toolkit"
     r"|gpu-operator(?:-validator)?|k8s-driver-manager|mig-parted|k8s-mig-manager|node-feature-discovery"
     r"|amdgpu-device-plugin|rocm/k8s-device-plugin|rocm-device-metrics-exporter|intel-gpu-plugin)"

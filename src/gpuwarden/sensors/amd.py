@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Gap, Gpu, GpuClient
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.seen import Seen
 
 NAME = "amd"
@@ -21,10 +23,10 @@ NODES = "/sys/class/kfd/kfd/topology/nodes"
 PROCESSES = "/sys/class/kfd/kfd/proc"
 
 # topology/nodes/<n>/properties and mem_banks/<n>/properties: "name decimal" lines.
-PROPERTY = re.compile(r"^([a-z0-9_]{1,48}) (\d{1,20})$", re.MULTILINE)
-PID = re.compile(r"[1-9][0-9]{0,9}")
-NUMBER = re.compile(r"\s*(\d{1,20})\s*")
-PER_GPU_FILE = re.compile(r"(?P<kind>vram|sdma|stats)_(?P<gpu>\d{1,10})")
+PROPERTY = pattern(r"^([a-z0-9_]{1,48}) (\d{1,20})$", re.MULTILINE)
+PID = pattern(r"[1-9][0-9]{0,9}")
+NUMBER = pattern(r"\s*(\d{1,20})\s*")
+PER_GPU_FILE = pattern(r"(?P<kind>vram|sdma|stats)_(?P<gpu>\d{1,10})")
 
 VIDEO_HEAPS = (1, 2)
 """HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE; 0 is the host's memory."""
@@ -82,8 +84,7 @@ def read(host: Host, seen: Seen) -> Iterator[Gpu | GpuClient | Gap]:
 # -------------------------------------------------------------------- the topology
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A GPU of the KFD topology."""
 
     gpu_id: int
@@ -208,8 +209,7 @@ def _sensor_directory(host: Host, device: str) -> str:
 # -------------------------------------------------------------------- its processes
 
 
-@dataclass(slots=True)
-class _Use:
+class _Use(Struct):
     """What one process does on one GPU."""
 
     memory_bytes: int | None = None

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from msgspec import Struct, field
+
 from gpuwarden.model import CgroupPlacement
+from gpuwarden.pattern import pattern
 
 LINE_LIMIT: Final = 64
 """A kernel has about fifteen hierarchies."""
@@ -29,13 +31,13 @@ _DELETED: Final = " (deleted)"
 _HEX64: Final = r"[0-9a-f]{64}"
 _UUID: Final = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
 
-_BARE_ID = re.compile(rf"{_HEX64}\Z")
-_POD = re.compile(rf"(?:\A|-)pod(?P<uid>{_UUID})(?=[.:]|\Z)")
-_CONTAINER = re.compile(
+_BARE_ID = pattern(rf"{_HEX64}\Z")
+_POD = pattern(rf"(?:\A|-)pod(?P<uid>{_UUID})(?=[.:]|\Z)")
+_CONTAINER = pattern(
     r"(?:\A|[:/])(?P<runtime>cri-containerd|crio|docker|libpod-payload|libpod|nerdctl)[-:]"
     rf"(?P<id>{_HEX64})(?:\.scope)?\Z"
 )
-_HELPER = re.compile(rf"(?P<runtime>crio|libpod)-conmon-(?P<id>{_HEX64})(?:\.scope)?\Z")
+_HELPER = pattern(rf"(?P<runtime>crio|libpod)-conmon-(?P<id>{_HEX64})(?:\.scope)?\Z")
 _RUNTIME_NAMES: Final = {
     "cri-containerd": "containerd",
     "crio": "crio",
@@ -46,42 +48,41 @@ _RUNTIME_NAMES: Final = {
 }
 _BARE_PARENTS: Final = {"docker": "docker", "libpod_parent": "podman", "k8s.io": "containerd"}
 
-_SLURM_V1 = re.compile(r"slurm(?:_(?P<node>.+))?\Z")
-_SLURM_V2 = re.compile(r"(?:(?P<node>.+)_)?slurmstepd\.scope\Z")
-_SLURM_UID = re.compile(r"uid_(?P<uid>\d{1,10})\Z", re.ASCII)
-_SLURM_JOB = re.compile(r"job_(?P<job>\d{1,20})\Z", re.ASCII)
-_SLURM_SLUID = re.compile(r"(?P<sluid>s[0-9A-HJKMNP-TV-Z]{13})\Z")
-_SLURM_STEP = re.compile(r"step_(?P<step>.+)\Z")
+_SLURM_V1 = pattern(r"slurm(?:_(?P<node>.+))?\Z")
+_SLURM_V2 = pattern(r"(?:(?P<node>.+)_)?slurmstepd\.scope\Z")
+_SLURM_UID = pattern(r"uid_(?P<uid>\d{1,10})\Z", re.ASCII)
+_SLURM_JOB = pattern(r"job_(?P<job>\d{1,20})\Z", re.ASCII)
+_SLURM_SLUID = pattern(r"(?P<sluid>s[0-9A-HJKMNP-TV-Z]{13})\Z")
+_SLURM_STEP = pattern(r"step_(?P<step>.+)\Z")
 
-_LXC = re.compile(r"lxc(?:\.(?P<part>payload|monitor))?(?:\.(?P<name>.+))?\Z")
-_MACHINE_SCOPE = re.compile(r"machine-(?P<name>.+)\.scope\Z")
-_LIBVIRT = re.compile(r"(?P<driver>qemu|lxc)-\d+-(?P<name>.+)\Z")
-_LIBVIRT_V1 = re.compile(r"(?P<name>.+)\.libvirt-(?P<driver>qemu|lxc)\Z")
-_NSPAWN = re.compile(r"systemd-nspawn@(?P<name>.+)\.service\Z")
-_PROXMOX_VM = re.compile(r"(?P<id>\d{1,10})\.scope\Z", re.ASCII)
-_ECS_TASK = re.compile(rf"(?P<task>[0-9a-f]{{32}}|{_UUID})\Z")
-_ECS_FARGATE = re.compile(r"(?P<id>[0-9a-f]{32}-\d{1,20})\Z", re.ASCII)
-_NOMAD = re.compile(rf"(?P<id>{_UUID}(?:\..+?)?)(?:\.scope|\.slice)?\Z")
-_YARN = re.compile(r"(?P<id>container_[0-9A-Za-z_]+)\Z")
-_SINGULARITY = re.compile(r"(?P<runtime>singularity|apptainer)(?:-(?P<pid>\d{1,10})\.scope)?\Z")
-_PID = re.compile(r"\d{1,10}\Z", re.ASCII)
+_LXC = pattern(r"lxc(?:\.(?P<part>payload|monitor))?(?:\.(?P<name>.+))?\Z")
+_MACHINE_SCOPE = pattern(r"machine-(?P<name>.+)\.scope\Z")
+_LIBVIRT = pattern(r"(?P<driver>qemu|lxc)-\d+-(?P<name>.+)\Z")
+_LIBVIRT_V1 = pattern(r"(?P<name>.+)\.libvirt-(?P<driver>qemu|lxc)\Z")
+_NSPAWN = pattern(r"systemd-nspawn@(?P<name>.+)\.service\Z")
+_PROXMOX_VM = pattern(r"(?P<id>\d{1,10})\.scope\Z", re.ASCII)
+_ECS_TASK = pattern(rf"(?P<task>[0-9a-f]{{32}}|{_UUID})\Z")
+_ECS_FARGATE = pattern(r"(?P<id>[0-9a-f]{32}-\d{1,20})\Z", re.ASCII)
+_NOMAD = pattern(rf"(?P<id>{_UUID}(?:\..+?)?)(?:\.scope|\.slice)?\Z")
+_YARN = pattern(r"(?P<id>container_[0-9A-Za-z_]+)\Z")
+_SINGULARITY = pattern(r"(?P<runtime>singularity|apptainer)(?:-(?P<pid>\d{1,10})\.scope)?\Z")
+_PID = pattern(r"\d{1,10}\Z", re.ASCII)
 
-_USER_SLICE = re.compile(r"user-(?P<uid>\d{1,10})\.slice\Z", re.ASCII)
-_USER_MANAGER = re.compile(r"user@(?P<uid>\d{1,10})\.service\Z", re.ASCII)
-_SESSION = re.compile(r"session-(?P<id>.+)\.scope\Z")
-_UNIT = re.compile(r".+\.(?:service|scope|socket|mount|swap)\Z")
-_TRANSIENT = re.compile(
+_USER_SLICE = pattern(r"user-(?P<uid>\d{1,10})\.slice\Z", re.ASCII)
+_USER_MANAGER = pattern(r"user@(?P<uid>\d{1,10})\.service\Z", re.ASCII)
+_SESSION = pattern(r"session-(?P<id>.+)\.scope\Z")
+_UNIT = pattern(r".+\.(?:service|scope|socket|mount|swap)\Z")
+_TRANSIENT = pattern(
     rf"run-.+\.(?:scope|service)\Z|.*-spawn-{_UUID}\.scope\Z|app-.*-(?:\d+|[0-9a-f]{{32}})\.scope\Z",
     re.ASCII,
 )
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_ESCAPE = pattern(r"\\x([0-9a-f]{2})")
 
 _UNIT_LEVEL: Final = frozenset({"user", "session", "unit"})
 """Chain words that a container, a job or a machine outranks."""
 
 
-@dataclass(slots=True)
-class _Walk:
+class _Walk(Struct):
     """What one path says, gathered from the outside in."""
 
     path: str

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from gpuwarden.errors import Malformed
+from gpuwarden.pattern import pattern
 
 TEXT_LIMIT: Final = 1024
 LIST_LIMIT: Final = 128
@@ -21,28 +22,28 @@ MAP_LIMIT: Final = 128
 REDACTED: Final = "[redacted]"
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|CRED|AUTH|API_?KEY|PRIVATE|SIGNATURE", re.IGNORECASE)
-_HINT = re.compile(
+_SECRET = pattern(r"TOKEN|SECRET|PASS|PWD|CRED|AUTH|API_?KEY|PRIVATE|SIGNATURE", re.IGNORECASE)
+_HINT = pattern(
     r"(?:\A|_)(?:USER|USER_?NAME|USER_?ID|LOGNAME|OWNER|TEAM|GROUP_NAME|PROJECT|ACCOUNT|JOB_?ID|"
     r"JOB_?NAME|TASK_?ID|TASK_?NAME|TASK_ROLE|EXPERIMENT_ID|EXPERIMENT_NAME|WORKSPACE|"
     r"CLUSTER_NAME|NOTEBOOK_NAME|SERVER_NAME|CONTAINER_ID)\Z"
 )
-_NOT_A_HINT = re.compile(
+_NOT_A_HINT = pattern(
     r"DB_|DATABASE|SQL|POSTGRES|\APG|MONGO|REDIS|RABBIT|SMTP|MAIL|PROXY|LDAP|RUN_USER|S3_|AWS_|AZURE_|GOOGLE_"
 )
 # dockershim and cri-dockerd: k8s_<container>_<pod>_<namespace>_<pod uid>_<attempt>.
-_DOCKERSHIM = re.compile(
+_DOCKERSHIM = pattern(
     r"k8s_(?P<container>[^_]+)_(?P<pod>[^_]+)_(?P<namespace>[^_]+)_"
     r"(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})_\d+(?:_[0-9a-f]+)?\Z"
 )
-_POD_DIRECTORY = re.compile(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
-_INSTANT = re.compile(
+_POD_DIRECTORY = pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
+_INSTANT = pattern(
     r"(?P<second>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,18}))?"
     r"(?P<zone>Z|[+-]\d\d:\d\d)\Z",
     re.ASCII,
 )
-_REPLICA_SUFFIX = re.compile(r"-[a-z0-9]{5}\Z")
-_ORDINAL = re.compile(r"-\d+\Z", re.ASCII)
+_REPLICA_SUFFIX = pattern(r"-[a-z0-9]{5}\Z")
+_ORDINAL = pattern(r"-\d+\Z", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Labels that a controller puts on the pods it makes, and what they say of it.

@@ -11,14 +11,15 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Container, Gap, Process
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors import cri, docker_api, runc_state
 from gpuwarden.sensors.cgroup import containers_in
 from gpuwarden.sensors.seen import Seen
@@ -37,7 +38,7 @@ USER_SOCKETS: Final = (
     ("podman", "/run/user/{uid}/podman/podman.sock"),
     ("docker", "/run/user/{uid}/docker.sock"),
 )
-_NAMESPACE = re.compile(r"[a-z_]+:\[(\d{1,20})\]\Z", re.ASCII)
+_NAMESPACE = pattern(r"[a-z_]+:\[(\d{1,20})\]\Z", re.ASCII)
 _OWN_RUNTIMES: Final = {"singularity", "ecs"}
 """No socket to ask: the cgroup's word is all there is."""
 
@@ -45,8 +46,7 @@ _Answers = tuple[int, dict[str, Container | GpuwardenError]]
 _Ask = Callable[[str, list[str], str], _Answers]
 
 
-@dataclass(slots=True)
-class _Wanted:
+class _Wanted(Struct):
     """A container id that a cgroup names."""
 
     id: str
@@ -56,8 +56,7 @@ class _Wanted:
     user_uid: int | None
 
 
-@dataclass(slots=True)
-class _Search:
+class _Search(Struct):
     """What has been found so far, and what stood in the way."""
 
     host: Host
@@ -149,8 +148,8 @@ def _ask_sockets(search: _Search) -> None:
         _ask_one(search, docker_ask, runtime, path)
     users = {wanted.user_uid for wanted in search.wanted.values()} - {None, 0}
     for uid in sorted(uid for uid in users if uid is not None):
-        for runtime, pattern in USER_SOCKETS:
-            _ask_one(search, docker_ask, runtime, pattern.format(uid=uid), user_uid=uid)
+        for runtime, template in USER_SOCKETS:
+            _ask_one(search, docker_ask, runtime, template.format(uid=uid), user_uid=uid)
 
 
 def _ask_one(

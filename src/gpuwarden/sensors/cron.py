@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpuwarden.model import PersistenceEntry
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.entry_selection import Selection
 from gpuwarden.sensors.place_reader import (
     COMMAND_LIMIT,
@@ -35,16 +36,16 @@ SCRIPT_DIRECTORIES = {
 AT_DIRECTORIES = ("/var/spool/cron/atjobs", "/var/spool/at")
 _SPOOL_SUBDIRECTORIES = ("crontabs", "atjobs", "atspool", "lastrun", "tabs")
 
-_ENVIRONMENT = re.compile(r"[\"']?[A-Za-z_][A-Za-z0-9_]*[\"']?\s*=")
-_PRELOAD_VARIABLE = re.compile(r"[\"']?LD_(?:PRELOAD|AUDIT|LIBRARY_PATH)\b")
+_ENVIRONMENT = pattern(r"[\"']?[A-Za-z_][A-Za-z0-9_]*[\"']?\s*=")
+_PRELOAD_VARIABLE = pattern(r"[\"']?LD_(?:PRELOAD|AUDIT|LIBRARY_PATH)\b")
 _FIELD = r"[0-9A-Za-z*/,~\-?#]{1,200}"
-_SCHEDULE = re.compile(rf"-?(@[a-z]{{4,10}}|{_FIELD}(?:[ \t]+{_FIELD}){{4}})[ \t]+(\S.*)")
-_ANACRON = re.compile(r"(@[a-z]{4,10}|\d{1,6})[ \t]+(\d{1,6})[ \t]+(\S{1,200})[ \t]+(\S.*)")
-_AT_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*; export [A-Za-z_][A-Za-z0-9_]*\s*\Z")
-_AT_OWNER = re.compile(r"^# mail +(\S{1,64})", re.MULTILINE)
-_AT_UID = re.compile(r"^# atrun uid=(\d{1,10})", re.MULTILINE)
+_SCHEDULE = pattern(rf"-?(@[a-z]{{4,10}}|{_FIELD}(?:[ \t]+{_FIELD}){{4}})[ \t]+(\S.*)")
+_ANACRON = pattern(r"(@[a-z]{4,10}|\d{1,6})[ \t]+(\d{1,6})[ \t]+(\S{1,200})[ \t]+(\S.*)")
+_AT_ENVIRONMENT = pattern(r"[A-Za-z_][A-Za-z0-9_]*=.*; export [A-Za-z_][A-Za-z0-9_]*\s*\Z")
+_AT_OWNER = pattern(r"^# mail +(\S{1,64})", re.MULTILINE)
+_AT_UID = pattern(r"^# atrun uid=(\d{1,10})", re.MULTILINE)
 # at's own lines, which every job has.
-_AT_OWN = re.compile(
+_AT_OWN = pattern(
     r"umask [0-7]+|cd \S.* \|\| \{|echo 'Execution directory inaccessible' >&2|exit 1|\}"
 )
 

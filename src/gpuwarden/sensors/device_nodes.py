@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import DeviceNode, NodeKind
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.seen import Seen
 
 # /proc/devices: "Character devices:", one "%3d name" a line, an empty line, "Block devices:".
-_LINE = re.compile(rb"^ *(\d{1,7}) ([^\n]{1,64})$", re.M)
+_LINE = pattern(rb"^ *(\d{1,7}) ([^\n]{1,64})$", re.M)
 _BLOCK_DEVICES = b"Block devices:"
 _DEVICES_LIMIT_BYTES = 1 << 16
 
@@ -42,20 +44,19 @@ _OTHER_NAMES = ("mali", "neuron", "davinci_manager", "devdrv", "apex", "vastai",
 
 # /dev and these below it; never the whole tree.
 _FOLDERS = ("/dev", "/dev/dri", "/dev/accel", "/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
-_FOLDER_NAMES = re.compile(r"hl\w{0,16}|nvidia[\w-]{0,32}")
+_FOLDER_NAMES = pattern(r"hl\w{0,16}|nvidia[\w-]{0,32}")
 _NAMES_LIMIT = 8192
-_DEV_NAMES = re.compile(
+_DEV_NAMES = pattern(
     r"nvidia.*|kfd|hl.*|accel.*|render.*|card.*|mali.*|neuron.*|davinci.*|devmm.*|hisi.*|apex.*"
     r"|cambricon.*|dxg"
 )
 """Names whose number is worth looking up first if /dev should hold too many."""
 
-_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_DRM_UEVENT_PCI = re.compile(r"^PCI_SLOT_NAME=(\S{1,32})$", re.M)
+_PCI_ADDRESS = pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DRM_UEVENT_PCI = pattern(r"^PCI_SLOT_NAME=(\S{1,32})$", re.M)
 
 
-@dataclass(frozen=True, slots=True)
-class Majors:
+class Majors(Struct, frozen=True):
     """Which character-device majors are accelerators', by the driver's name."""
 
     names: dict[int, str] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Majors:
 
 _MISC_MAJOR = 10
 _MISC_LIMIT_BYTES = 1 << 14
-_MISC_LINE = re.compile(rb"^ *(\d{1,7}) (\S{1,64})$", re.M)
+_MISC_LINE = pattern(rb"^ *(\d{1,7}) (\S{1,64})$", re.M)
 
 
 def _is_accelerator(name: str) -> bool:

@@ -6,14 +6,14 @@ socket.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from gpuwarden.errors import GpuwardenError, Malformed, TimedOut
 from gpuwarden.model import Container
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors import container_fields as fields
 
-_ID = re.compile(r"[0-9a-f]{64}\Z")
+_ID = pattern(r"[0-9a-f]{64}\Z")
 
 
 def ask(

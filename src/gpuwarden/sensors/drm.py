@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import ClientKind, Gap, Gpu, GpuClient, Holder, Vendor
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.pci import normalise_pci
 from gpuwarden.sensors.seen import Seen
 
@@ -20,8 +22,8 @@ NAME = "drm"
 CLASS_DIRECTORY = "/sys/class/drm"
 
 # "key:<whitespace>value" lines; amounts are "<digits>[ <unit>]".
-LINE = re.compile(r"^(drm-[a-z0-9_+-]{1,64}):[ \t]*([^\n]{1,128})$", re.MULTILINE)
-AMOUNT = re.compile(r"(\d{1,20})(?: (ns|KiB|MiB|Hz|MHz))?")
+LINE = pattern(r"^(drm-[a-z0-9_+-]{1,64}):[ \t]*([^\n]{1,128})$", re.MULTILINE)
+AMOUNT = pattern(r"(\d{1,20})(?: (ns|KiB|MiB|Hz|MHz))?")
 UNITS = {None: 1, "ns": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 ENGINE, CAPACITY, CYCLES = "drm-engine-", "drm-engine-capacity-", "drm-cycles-"
 RESIDENT, TOTAL, OLD_MEMORY = "drm-resident-", "drm-total-", "drm-memory-"
@@ -39,8 +41,8 @@ VIRTUAL_DRIVERS = frozenset(
     {"vgem", "vkms", "simple-framebuffer", "efi-framebuffer", "evdi", "udl"}
 )
 
-UEVENT_LINE = re.compile(r"^([A-Z0-9_]{1,32})=([^\n]{0,128})$", re.MULTILINE)
-NODE_NAME = re.compile(r"(?P<kind>renderD|card)(?P<minor>\d{1,6})")
+UEVENT_LINE = pattern(r"^([A-Z0-9_]{1,32})=([^\n]{0,128})$", re.MULTILINE)
+NODE_NAME = pattern(r"(?P<kind>renderD|card)(?P<minor>\d{1,6})")
 
 UNTOLD = ("memory_total_bytes", "memory_used_bytes", "sm_percent", "uuid")
 FDINFO_LIMIT_BYTES = 16 << 10
@@ -52,8 +54,7 @@ DESCRIPTOR_LIMIT = 1024
 """Descriptors looked at for one holder."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrmClient:
+class DrmClient(Struct, frozen=True):
     """One DRM client as its driver describes it in fdinfo."""
 
     driver: str
@@ -224,8 +225,7 @@ def _fact(gpu_id: str, pid: int, clients: list[DrmClient]) -> GpuClient:
 # -------------------------------------------------------------------- devices
 
 
-@dataclass(slots=True)
-class _Device:
+class _Device(Struct):
     uevent: dict[str, str]
     render_minor: int | None = None
     card_minor: int | None = None

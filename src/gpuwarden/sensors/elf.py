@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuwarden.errors import Malformed
 from gpuwarden.host import Host
@@ -41,8 +42,7 @@ ReadAt = Callable[[int, int], bytes]
 """(offset, size) → the bytes there, fewer or none past the end of the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class ElfIdentity:
+class ElfIdentity(Struct, frozen=True):
     """What an ELF file says of itself; nothing but ``is_elf`` is set when it is not ELF."""
 
     is_elf: bool
@@ -53,8 +53,7 @@ class ElfIdentity:
     """DT_NEEDED names in the file's order."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     kind: int
     offset: int
     address: int

@@ -7,10 +7,10 @@ its text has one of the forms below.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from gpuwarden.model import PersistenceEntry, Process
+from gpuwarden.pattern import pattern
 
 # Dot names that start-up files of ordinary users are full of.
 _ORDINARY_DOT_NAMES = (
@@ -18,7 +18,7 @@ _ORDINARY_DOT_NAMES = (
     r"|login|sh_aliases)|oh-my-zsh|p10k\.zsh|fzf\.\w+|dircolors|inputrc|lesspipe|placeholder|d"
     r"|cargo|rustup|nvm|pyenv|rbenv|sdkman|bun|deno|ghcup|opam|local/bin|local/share|conda"
 )
-_STANDS_OUT = re.compile(
+_STANDS_OUT = pattern(
     r"/\.(?!\.|/|(?:" + _ORDINARY_DOT_NAMES + r")\b)\w"  # hidden path component
     r"|/(?:var/)?tmp/|/dev/shm/|/run/shm/"
     r"|\bcp\b[^\n]{1,400}(?:&&|;|\|\|)[^\n]{0,400}\brm\b"  # copy, run, delete
@@ -63,10 +63,10 @@ _MARKS = (
     "chattr",
     "memfd_create",
 )
-_LINE_END = re.compile("\n")
-_WORD = re.compile(r"[^\s;&|()<>\"'`=,{}]+")
+_LINE_END = pattern("\n")
+_WORD = pattern(r"[^\s;&|()<>\"'`=,{}]+")
 # Interpreters and supervisors of everything: their name alone ties an entry to no process.
-_GENERIC = re.compile(
+_GENERIC = pattern(
     r"(?:ba|da|z|k|c|tc|fi)?sh|busybox|env|sudo|su|nohup|setsid|timeout|systemd|init|tini|dumb-init|"
     r"(?:python|pypy|perl|ruby|node|nodejs|php|java|julia|lua)[\d.]*|supervisord|runc|conmon|"
     r"containerd-shim\S*|tmux\S*|screen|sshd\S*|login|cron|crond|"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gpuwarden.pattern import pattern
+
 NAMES = frozenset(
     {
         "SLURM_JOB_ID",
@@ -53,7 +55,7 @@ LIMIT_BYTES = 2 << 20
 _VALUE_LIMIT = 512
 _NAME_LIMIT = 64
 _HINTS_LIMIT = 64
-_NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+_NAME = pattern(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:

@@ -6,21 +6,22 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import FileStatus, Host
 from gpuwarden.model import Executable
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.fan_out import in_child
 from gpuwarden.sensors.mounts import MountTable, is_network, read_mounts
 from gpuwarden.sensors.users import UserNames
 
 DELETED = " (deleted)"
 _MEMFD = "/memfd:"
-_PYTHON = re.compile(r"(?:ld-)?python\d{0,2}(?:\.\d{1,3})?[a-z]{0,2}(?:-[\w.-]{1,32})?", re.ASCII)
-_LIBPYTHON = re.compile(r"libpython\d.*")
+_PYTHON = pattern(r"(?:ld-)?python\d{0,2}(?:\.\d{1,3})?[a-z]{0,2}(?:-[\w.-]{1,32})?", re.ASCII)
+_LIBPYTHON = pattern(r"libpython\d.*")
 _INTERPRETER_MARKS = (b"Py_BytesMain", b"Py_RunMain", b"Py_Main")
 """Exported by every CPython that carries its library in itself."""
 _MARKS_LIMIT_BYTES = 8 << 20
@@ -40,8 +41,7 @@ class _Contents(msgspec.Struct, frozen=True):
     unread: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Binary:
+class _Binary(Struct, frozen=True):
     """One process's binary as its link and statx through it tell."""
 
     pid: int
@@ -52,8 +52,7 @@ class _Binary:
     mount_namespace: int | None
 
 
-@dataclass(slots=True)
-class Binaries:
+class Binaries(Struct):
     """What one scan remembers about binaries and mounts, so that 200 workers cost one look."""
 
     host: Host
@@ -86,7 +85,7 @@ def new_binaries(host: Host, names: UserNames) -> Binaries:
 
 
 # proc_pid_ns(5): "kind:[inode]".
-_NAMESPACE = re.compile(r"[a-z_]{1,32}:\[(\d{1,20})\]")
+_NAMESPACE = pattern(r"[a-z_]{1,32}:\[(\d{1,20})\]")
 
 
 def parse_namespace(link: str) -> int | None:

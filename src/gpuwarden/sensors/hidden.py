@@ -12,14 +12,15 @@ from collections.abc import Generator, Iterable, Iterator
 from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import Gap, HiddenProcess
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.process_files import parse_status
 from gpuwarden.sensors.seen import Seen
 
 # proc_pid_mountinfo(5): id parent major:minor root mount-point options … - type source options
 _MOUNTINFO_LIMIT_BYTES = 4 << 20
-_PROC_MOUNT = re.compile(rb"^\d+ \d+ \d+:\d+ \S+ (\S+) [^\n]*? - proc \S+ (\S+)$", re.M)
-_OVER_A_PROCESS = re.compile(rb"^\d+ \d+ \d+:\d+ \S+ (\S*)/proc/(\d{1,10})(?:/\S*)? ", re.M)
-_HIDEPID = re.compile(rb"(?:^|,)hidepid=(?!0(?:,|$)|off(?:,|$))")
+_PROC_MOUNT = pattern(rb"^\d+ \d+ \d+:\d+ \S+ (\S+) [^\n]*? - proc \S+ (\S+)$", re.M)
+_OVER_A_PROCESS = pattern(rb"^\d+ \d+ \d+:\d+ \S+ (\S*)/proc/(\d{1,10})(?:/\S*)? ", re.M)
+_HIDEPID = pattern(rb"(?:^|,)hidepid=(?!0(?:,|$)|off(?:,|$))")
 
 _STATUS_LIMIT_BYTES = 16 << 10
 _PID_MAX_LIMIT = 1 << 22

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host, OpenFiles
 from gpuwarden.model import Gap, Holder, NodeKind
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors import process_table
 from gpuwarden.sensors.device_nodes import Majors, assigned_majors, kind_of, read_majors
 from gpuwarden.sensors.fan_out import fan_out, workers_for
 from gpuwarden.sensors.seen import Seen, StatLine
 
 # proc_pid_maps(5): start-end perms offset major:minor inode path; all but the inode hexadecimal.
-_SHARED_FILE = re.compile(
+_SHARED_FILE = pattern(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-]s [0-9a-f]{1,16} "
     rb"([0-9a-f]{1,8}):([0-9a-f]{1,8}) ([1-9]\d{0,19}) *([^\n]{0,4096})",
     re.M,
 )
-_SHARED = re.compile(rb" [r-][w-][x-]s ")
+_SHARED = pattern(rb" [r-][w-][x-]s ")
 _MAPS_LIMIT_BYTES = 16 << 20
 _DESCRIPTOR_LIMIT = 4096
 _THREADS_LIMIT = 256
@@ -40,8 +41,7 @@ FileKey = tuple[tuple[int, int], int]
 """((major, minor) of the file system, inode) as the kernel's maps tell it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MappedFile:
+class MappedFile(Struct, frozen=True):
     """A shared file mapping that a maps file tells of; ``path`` is what stands there, raw."""
 
     start: int
@@ -81,8 +81,7 @@ class _Share(msgspec.Struct):
     """Processes whose mapped nodes are known by their path alone."""
 
 
-@dataclass(slots=True)
-class _Look:
+class _Look(Struct):
     """What one pass needs to remember: known nodes, files already identified, what was refused."""
 
     host: Host

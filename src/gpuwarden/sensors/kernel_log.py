@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+
+from msgspec import Struct
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Gap, XidEvent
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.seen import Seen
 
 RING = "/dev/kmsg"
@@ -36,7 +38,7 @@ _PID_MAXIMUM = 1 << 22
 _SECONDS_MAXIMUM = 1e11
 _USER_LEVEL_FACILITY_MASK = 0x3F8
 
-_XID = re.compile(
+_XID = pattern(
     r"(?<![A-Za-z])Xid \((?:PCI:)?(?P<address>[0-9A-Fa-f:.]{4,20})"
     r"(?: +GPU-I:(?P<gi>\w{1,8})(?:[ ,]+GPU-CI:(?P<ci>\w{1,8}))?)?\): ?"
     r"(?P<code>\d{1,5})(?![\w])"
@@ -44,31 +46,30 @@ _XID = re.compile(
     r"(?:, *name=(?P<name>[^,]*))?"
     r"[, ]*(?P<message>.*)"
 )
-_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?\Z")
-_LOST = re.compile(
+_ADDRESS = pattern(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?\Z")
+_LOST = pattern(
     r"GPU (?:at )?(?:PCI:)?(?P<address>[0-9A-Fa-f:.]{4,20}): GPU has fallen off the bus"
 )
 # One message of three lines: "The NVIDIA GPU <address>", "(PCI ID: …) installed in this system
 # has", "fallen off the bus and is not responding to commands."
-_LOST_FIRST = re.compile(r"The NVIDIA GPU (?P<address>[0-9A-Fa-f:.]{4,20})(?=\s|$)")
+_LOST_FIRST = pattern(r"The NVIDIA GPU (?P<address>[0-9A-Fa-f:.]{4,20})(?=\s|$)")
 _LOST_LAST = "fallen off the bus and is not responding"
 _LOST_LINES = 8
 """How many lines of the driver may lie between the first and the last of the three."""
 
-_BRACKET = re.compile(r"\[([^\[\]]{0,40})\]\s*")
-_PRIORITY = re.compile(r"<(\d{1,4})>\s*")
-_ISO = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\s+")
-_BSD = re.compile(r"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?\s+")
-_DECODED = re.compile(r"(kern|user|daemon|syslog|[a-z0-9]{2,10})\s*:[a-z]{3,8}\s*:\s*")
-_TAG = re.compile(r"(?:[^\s:]{1,255} )?kernel: *\Z")
-_SECONDS = re.compile(r"\s*(\d{1,11}(?:\.\d{1,9})?)\s*\Z")
+_BRACKET = pattern(r"\[([^\[\]]{0,40})\]\s*")
+_PRIORITY = pattern(r"<(\d{1,4})>\s*")
+_ISO = pattern(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\s+")
+_BSD = pattern(r"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?\s+")
+_DECODED = pattern(r"(kern|user|daemon|syslog|[a-z0-9]{2,10})\s*:[a-z]{3,8}\s*:\s*")
+_TAG = pattern(r"(?:[^\s:]{1,255} )?kernel: *\Z")
+_SECONDS = pattern(r"\s*(\d{1,11}(?:\.\d{1,9})?)\s*\Z")
 _CTIME = "%a %b %d %H:%M:%S %Y"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
-_KMSG_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
+_KMSG_ESCAPE = pattern(rb"\\x([0-9a-f]{2})")
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefix:
+class _Prefix(Struct, frozen=True):
     at_ns: int | None
     seconds: float | None
     trusted: bool

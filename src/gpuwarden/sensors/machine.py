@@ -8,14 +8,15 @@ import re
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import NodeFacts
+from gpuwarden.pattern import pattern
 
 # The initial pid namespace's inode number (linux/proc_ns.h, PROC_PID_INIT_INO).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 NAME_LIMIT = 256
 
-_BTIME = re.compile(rb"^btime (\d{1,12})$", re.MULTILINE)
-_CAPABILITIES = re.compile(rb"^CapEff:\s*([0-9a-fA-F]{1,16})$", re.MULTILINE)
-_NAMESPACE = re.compile(r"pid:\[(\d{1,20})\]")
+_BTIME = pattern(rb"^btime (\d{1,12})$", re.MULTILINE)
+_CAPABILITIES = pattern(rb"^CapEff:\s*([0-9a-fA-F]{1,16})$", re.MULTILINE)
+_NAMESPACE = pattern(r"pid:\[(\d{1,20})\]")
 
 
 def parse_boot_time_ns(stat: bytes) -> int | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import DriverLibrary
+from gpuwarden.pattern import pattern
 
 # proc_pid_maps(5), lines of files only.
 _MAPS_LIMIT_BYTES = 16 << 20
@@ -18,18 +20,17 @@ _NAMES = (
     rb"|libze_loader|libze_intel_gpu|libigdrcl|libOpenCL|libhl-thunk|libHabana|libvulkan"
     rb"|libSynapse|libmusa|libdrm_amdgpu"
 )
-_DRIVER_LINE = re.compile(
+_DRIVER_LINE = pattern(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-][ps] [0-9a-f]{1,16} "
     rb"([0-9a-f]{1,8}):([0-9a-f]{1,8}) (\d{1,20}) +"
     rb"(/(?:[^\n]{0,4096}/)?(?:" + _NAMES + rb")(?:[-.][^\n/]{0,128})?)$",
     re.M,
 )
-_ANY_DRIVER = re.compile(rb"/(?:" + _NAMES + rb")[-. \n]")
+_ANY_DRIVER = pattern(rb"/(?:" + _NAMES + rb")[-. \n]")
 DELETED = " (deleted)"
 
 
-@dataclass(frozen=True, slots=True)
-class MappedLibrary:
+class MappedLibrary(Struct, frozen=True):
     """One library in a maps file: where its first mapping lies, and the file behind it."""
 
     start: int
@@ -39,8 +40,7 @@ class MappedLibrary:
     path: str
 
 
-@dataclass(slots=True)
-class LibraryIdentities:
+class LibraryIdentities(Struct):
     """(device, inode) → (build-id, soname), read once a scan."""
 
     known: dict[tuple[tuple[int, int], int], tuple[str | None, str | None]] = field(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from gpuwarden.host import Host
+from gpuwarden.pattern import pattern
 
 # proc_pid_mountinfo(5): id parent major:minor root mount-point options [optional…] - type source …
 _LIMIT_BYTES = 4 << 20
 _LINES_LIMIT = 50_000
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
+_ESCAPE = pattern(rb"\\([0-7]{3})")
 _SEPARATOR = b" - "
 
 NETWORK_TYPES = (
@@ -34,8 +34,7 @@ NETWORK_TYPES = (
 """File systems whose server may not answer; compared with the beginning of the type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """One mounted file system."""
 
     device: tuple[int, int]
@@ -43,8 +42,7 @@ class Mount:
     filesystem: str
 
 
-@dataclass(slots=True)
-class MountTable:
+class MountTable(Struct):
     """The mounts of one mount namespace."""
 
     mounts: list[Mount] = field(default_factory=list)

@@ -7,10 +7,12 @@ tells less than the node itself: what it cannot tell stands in ``Dump.gaps``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import AccountedProcess, Gap, Gpu, GpuClient
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.nvidia_smi_csv import read_csv
 from gpuwarden.sensors.nvidia_smi_text import TABLE, lines_of, read_dmon, read_pmon, read_table
 from gpuwarden.sensors.nvidia_smi_values import Draft, pci_of
@@ -19,20 +21,19 @@ from gpuwarden.sensors.nvidia_smi_xml import read_xml
 DUMP_LIMIT_BYTES = 64 << 20
 LINE_LIMIT = 250_000
 
-_LOST_GPU = re.compile(
+_LOST_GPU = pattern(
     r"Unable to determine the device handle for (?:GPU|gpu)\s*(?P<address>[0-9A-Fa-f:.]{7,20}?):"
     r"\s+(?P<reason>[^\n]{1,200})"
 )
 # What nvidia-smi prints in place of a dump.
-_FAILURES = re.compile(
+_FAILURES = pattern(
     r"^(?:NVIDIA-SMI has failed[^\n]{0,200}|Failed to initialize NVML: [^\n]{1,100}"
     r"|No devices were found[^\n]{0,80}|(?:Failed|Unable) to [^\n]{0,60}NVML[^\n]{0,100})",
     re.MULTILINE,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(Struct, frozen=True):
     """The facts of one recorded nvidia-smi output, and what it could not tell."""
 
     kind: str

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from gpuwarden.model import AccountedProcess, Gpu
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.nvidia_smi_text import lines_of
 from gpuwarden.sensors.nvidia_smi_values import (
     Draft,
@@ -45,12 +46,12 @@ _GPU_COLUMNS = frozenset(
     " memory.reserved memory.free utilization.gpu utilization.memory temperature.gpu power.draw"
     " power.draw.instant accounting.mode mig.mode.current".split()
 )
-_HEADER_CELL = re.compile(r"(?P<name>[a-z][\w.]{0,60})(?:\s\[[\w%/]{1,8}\])?", re.ASCII)
-_COMMAND = re.compile(r"--query-(compute-apps|accounted-apps|gpu)=([\w.,]{1,1000})", re.ASCII)
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,80}")
-_BUS_ID = re.compile(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
-_MEMORY_WITH_UNIT = re.compile(r"\d{1,12} MiB|\[N/A\]|\[Not Supported\]|N/A|\[Insufficient .*\]")
-_NUMBER = re.compile(r"\d{1,12}")
+_HEADER_CELL = pattern(r"(?P<name>[a-z][\w.]{0,60})(?:\s\[[\w%/]{1,8}\])?", re.ASCII)
+_COMMAND = pattern(r"--query-(compute-apps|accounted-apps|gpu)=([\w.,]{1,1000})", re.ASCII)
+_UUID = pattern(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+_BUS_ID = pattern(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_MEMORY_WITH_UNIT = pattern(r"\d{1,12} MiB|\[N/A\]|\[Not Supported\]|N/A|\[Insufficient .*\]")
+_NUMBER = pattern(r"\d{1,12}")
 
 
 def _columns(line: str) -> tuple[str, ...] | None:

@@ -10,9 +10,11 @@ There are no entities to expand, no DTD and no recursion.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Malformed
+from gpuwarden.pattern import pattern
 
 TAG_LIMIT = 500_000
 DEPTH_LIMIT = 64
@@ -71,25 +73,24 @@ WANTED: dict[str, frozenset[str]] = {
 _LEAVES = WANTED[LOG] | WANTED[PROCESS] | WANTED[ACCOUNTED] | {"uuid", "minor_number"}
 
 # At the beginning of a line only: in another form of dump a process can be called like a tag.
-LOOKS_LIKE = re.compile(
+LOOKS_LIKE = pattern(
     r"^[ \t]*(?:<\?xml[^<>]{0,200}>\s{0,8}(?:<!DOCTYPE[^<>]{0,200}>\s{0,8})?)?"
     r"<(?:nvidia_smi_log|process_info|gpu id=|attached_gpus)",
     re.MULTILINE,
 )
-_MARKUP = re.compile(
+_MARKUP = pattern(
     r"(?P<block><!--|<!\[CDATA\[)"
     r"|<(?P<end>/?)(?P<name>[A-Za-z_][\w.-]{0,99})(?P<attributes>(?:\s[^<>]{0,500})?)/?>"
     r"|<[!?][A-Za-z][^<>]*>",
     re.ASCII,
 )
 _BLOCK_ENDS = {"<!--": "-->", "<![CDATA[": "]]>"}
-_NAME_END = re.compile(r"</process_name\s*>|(?=</?(?:process_info|used_memory|processes|gpu)\b)")
-_REFERENCE = re.compile(r"&(?:(lt|gt|amp|quot|apos)|#(\d{1,7})|#x([0-9A-Fa-f]{1,6}));")
+_NAME_END = pattern(r"</process_name\s*>|(?=</?(?:process_info|used_memory|processes|gpu)\b)")
+_REFERENCE = pattern(r"&(?:(lt|gt|amp|quot|apos)|#(\d{1,7})|#x([0-9A-Fa-f]{1,6}));")
 _ENTITIES = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 
 
-@dataclass(slots=True)
-class Record:
+class Record(Struct):
     """One element of interest with its wanted leaves, and whether its end was seen."""
 
     tag: str
@@ -108,8 +109,7 @@ class Record:
         return [record for record in self.inner if record.tag == tag]
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """What the scan of the tags found: the top record and how the document is damaged."""
 
     top: Record

@@ -8,10 +8,12 @@ in an old layout (GPU PID Type Name) and a new one with the MIG columns GI and C
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
+
 from gpuwarden.model import Gpu, UtilisationSample
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.nvidia_smi_values import (
     Draft,
     Read,
@@ -36,8 +38,8 @@ WIDTH_LIMIT = 200
 """The table is about 90 characters wide; longer lines are not tried as rows of GPUs."""
 
 _TYPE = r"(?:[CGM](?:\+[CGM])*)"
-_COLUMNS = re.compile(r"#\s*(?:Date\s+)?(?:Time\s+)?gpu\s+\w", re.IGNORECASE)
-_BARE_PMON = re.compile(rf"\s*\d{{1,4}}\s+(?:-?\d{{1,10}}\s+(?:{_TYPE}|-)|-\s+-)\s+\S.*")
+_COLUMNS = pattern(r"#\s*(?:Date\s+)?(?:Time\s+)?gpu\s+\w", re.IGNORECASE)
+_BARE_PMON = pattern(rf"\s*\d{{1,4}}\s+(?:-?\d{{1,10}}\s+(?:{_TYPE}|-)|-\s+-)\s+\S.*")
 # pmon without its header: what the numbers between the type and the name are, by their count.
 # Six are either "jpg ofa" or "fb ccpm" after the first four, so the memory stays unknown.
 _SHAPES: dict[int, tuple[str, ...]] = {
@@ -49,32 +51,30 @@ _SHAPES: dict[int, tuple[str, ...]] = {
     7: ("sm", "mem", "enc", "dec", "jpg", "ofa", "fb"),
     8: ("sm", "mem", "enc", "dec", "jpg", "ofa", "fb", "ccpm"),
 }
-_CELL = re.compile(r"-|\d{1,6}")
+_CELL = pattern(r"-|\d{1,6}")
 
-_PROCESS_ROW = re.compile(
+_PROCESS_ROW = pattern(
     rf"\|\s+(?P<gpu>\d{{1,4}})\s+(?:(?P<gi>N/A|\d{{1,3}})\s+(?P<ci>N/A|\d{{1,3}})\s+)?"
     rf"(?P<pid>-?\d{{1,10}}|N/A)\s+(?P<type>{_TYPE}|-|N/A)\s+(?P<rest>\S.*)"
 )
-_MEMORY_CELL = re.compile(
+_MEMORY_CELL = pattern(
     r"\s(\d{1,12}\s?[KMG]iB|\d{1,12}[KMGiB]{0,3}\.{2,3}|N/A"
     r"|Function Not Found|\[?Not Supported\]?|\[?Insufficient Permissions\]?)$"
 )
-_NOT_LISTED_ROW = re.compile(r"\|\s+(?P<gpu>\d{1,4})\s+(?P<why>Not Supported|N/A)\s+\|")
-_PROCESS_TITLE = re.compile(r"\|\s*Processes:")
-_NOBODY = re.compile(r"\|\s*No running (?:compute )?processes found")
-_GPU_ROW = re.compile(
+_NOT_LISTED_ROW = pattern(r"\|\s+(?P<gpu>\d{1,4})\s+(?P<why>Not Supported|N/A)\s+\|")
+_PROCESS_TITLE = pattern(r"\|\s*Processes:")
+_NOBODY = pattern(r"\|\s*No running (?:compute )?processes found")
+_GPU_ROW = pattern(
     r"\|\s+(?P<gpu>\d{1,4})\s+(?P<name>\S.*?)\s+(?:On|Off|N/A|ERR!)?\s*\|"
     r"\s*(?P<address>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s"
 )
-_GPU_CELLS = re.compile(
+_GPU_CELLS = pattern(
     r"\|\s*(?:\d+%|N/A|ERR!)?\s+(?P<temperature>\d+C|N/A|ERR!)\s+(?:P\d+|N/A|ERR!)\s+"
     r"(?P<power>\d+W|N/A|ERR!|Unknown Error)\s*/\s*\S+\s*\|"
     r"\s*(?P<used>\d+MiB|N/A|ERR!)\s*/\s*(?P<total>\d+MiB|N/A|ERR!)\s*\|"
     r"\s*(?P<busy>\d+%|N/A|ERR!)"
 )
-_VERSIONS = re.compile(
-    r"Driver Version:\s*(?P<driver>[\d.]{1,20})(?:\s+CUDA Version:\s*(\S{1,20}))?"
-)
+_VERSIONS = pattern(r"Driver Version:\s*(?P<driver>[\d.]{1,20})(?:\s+CUDA Version:\s*(\S{1,20}))?")
 
 
 def lines_of(text: str) -> list[str]:
@@ -94,8 +94,7 @@ def _index_gpu(draft: Draft, index: str, **facts: Any) -> str:
 # -------------------------------------------------------------------------------- pmon and dmon
 
 
-@dataclass(slots=True)
-class _Monitor:
+class _Monitor(Struct):
     """The rows of pmon: each loop repeats a process, and the newest row counts."""
 
     draft: Draft

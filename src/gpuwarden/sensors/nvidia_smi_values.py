@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from calendar import timegm
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import AccountedProcess, ClientKind, Gap, Gpu, GpuClient, UtilisationSample
+from gpuwarden.pattern import pattern
 
 SENSOR = "nvidia_smi"
 UNKNOWN_GPU = "unknown"
@@ -33,25 +34,25 @@ GPU_LIMIT = 4096
 BUSY_PERCENT = 10
 BUSY_BYTES = 256 << 20
 
-PLACEHOLDER = re.compile(
+PLACEHOLDER = pattern(
     r"\[?(?P<word>N/A|Not Found|Not Supported|Not Available|Not Active|Unknown Error|Unknown"
     r"|Insufficient Permissions|No Permission|Function Not Found|ERR!|GPU is lost"
     r"|GPU requires reset|Reset Required|Requested functionality has been deprecated)\.?\]?",
     re.IGNORECASE,
 )
-_QUANTITY = re.compile(r"(?P<number>-?\d{1,18}(?:\.\d{1,6})?)\s*(?P<unit>[A-Za-z%]{0,3})")
+_QUANTITY = pattern(r"(?P<number>-?\d{1,18}(?:\.\d{1,6})?)\s*(?P<unit>[A-Za-z%]{0,3})")
 _SCALES = {"": 1 << 20, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "mb": 1 << 20, "gib": 1 << 30}
-_CUT_OFF = re.compile(r"(\d+)[A-Za-z]*\.{2,3}")
-_PCI = re.compile(
+_CUT_OFF = pattern(r"(\d+)[A-Za-z]*\.{2,3}")
+_PCI = pattern(
     r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})"
     r"(?:\.(?P<function>[0-7]))?",
     re.IGNORECASE,
 )
-_CTIME = re.compile(
+_CTIME = pattern(
     r"(?:[A-Z][a-z]{2} )?(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) "
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) (?P<year>\d{4})"
 )
-_SLASHED = re.compile(
+_SLASHED = pattern(
     r"(?P<year>\d{4})[/-]?(?P<month>\d\d)[/-]?(?P<day>\d\d)[ T]"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?"
 )
@@ -219,8 +220,7 @@ def lost_reason(texts: list[str]) -> str | None:
     return None
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(Struct):
     """The facts of one dump while it is read; merges what the dump says twice."""
 
     kind: str

@@ -6,10 +6,10 @@ reserve is a field of its own since about 510, MIG devices carry no UUID in most
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from gpuwarden.model import AccountedProcess, Gpu
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.nvidia_smi_markup import (
     ACCOUNTED,
     GPU,
@@ -39,7 +39,7 @@ from gpuwarden.sensors.nvidia_smi_values import (
 )
 
 KIND = "nvidia-smi-xml"
-_GPU_ID = re.compile(r"""\bid\s*=\s*["']([^"']{1,64})["']""")
+_GPU_ID = pattern(r"""\bid\s*=\s*["']([^"']{1,64})["']""")
 
 
 def read_xml(text: str) -> Draft | None:

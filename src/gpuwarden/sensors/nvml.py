@@ -12,7 +12,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, TimedOut, Unavailable
 from gpuwarden.host import Host
@@ -48,8 +49,7 @@ LEAST_WAIT_SECONDS = 0.5
 REAP_SECONDS = 0.5
 
 
-@dataclass(slots=True)
-class _Answer:
+class _Answer(Struct):
     """All that one child said, and how it ended."""
 
     messages: list[Message] = field(default_factory=list)

@@ -14,8 +14,9 @@ import resource
 import signal
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
+
+from msgspec import Struct
 
 from gpuwarden.errors import Unavailable
 
@@ -37,8 +38,7 @@ PROCESSES_LIMIT = 512
 CPU_MARGIN_SECONDS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """A running child: its pid, and the end of the pipe that its answer comes from."""
 
     pid: int

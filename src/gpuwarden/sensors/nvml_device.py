@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from gpuwarden.model import AccountedProcess, ClientKind, Gap, Gpu, GpuClient
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors import nvml_errors as errors
 from gpuwarden.sensors import nvml_lists as lists
 from gpuwarden.sensors.nvml_driver import Driver
@@ -29,7 +29,7 @@ ACCOUNTING = struct.Struct("=IIQQQI20x")
 NUMBER_LIMIT = 1 << 53
 
 ADDRESSING_ATS = 2
-COHERENT_NAME = re.compile(r"\bG[HB](?:10|200|300)\b")
+COHERENT_NAME = pattern(r"\bG[HB](?:10|200|300)\b")
 """Superchips whose GPU memory is a NUMA node of the host: pages can stay after exit."""
 UTILISATION_UNDER_MIG = "not available while MIG is on"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from ctypes import CDLL, Array, byref, c_char, c_uint, c_ulonglong, c_void_p, create_string_buffer
-from dataclasses import dataclass
 
 import pynvml
+from msgspec import Struct
 
 from gpuwarden.sensors import nvml_errors as errors
 from gpuwarden.sensors import nvml_lists as lists
@@ -36,8 +36,7 @@ VERSION_SHIFT = 24
 LIST_VERSIONS = (("_v3", lists.PROCESS_V2), ("_v2", lists.PROCESS_V2), ("", lists.PROCESS_V1))
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """A GPU's memory in bytes; ``reserved`` None means that it is counted in ``used``."""
 
     total: int

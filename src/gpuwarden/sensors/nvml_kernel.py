@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
@@ -57,8 +57,7 @@ def may_administrate() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class DriverGpu:
+class DriverGpu(Struct, frozen=True):
     """A GPU as the kernel module lists it, with or without NVML's help."""
 
     pci_address: str

@@ -6,7 +6,8 @@ import os
 import platform
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
@@ -30,8 +31,7 @@ DIRECTORIES = (
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A library that was found, whether it may be opened, and whose root it lies under."""
 
     check: LibraryCheck

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpuwarden.model import UtilisationSample
 
@@ -36,8 +37,7 @@ SAMPLE_AGE_LIMIT_NS = 120 * 10**9
 SAMPLE_AHEAD_LIMIT_NS = 5 * 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One line of a process list; ``memory_bytes`` None means the driver says N/A."""
 
     pid: int
@@ -46,8 +46,7 @@ class Entry:
     compute_instance_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessList:
+class ProcessList(Struct, frozen=True):
     """The believable entries of one list, and how many were not."""
 
     entries: tuple[Entry, ...]

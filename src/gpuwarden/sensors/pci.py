@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from gpuwarden.pattern import pattern
 
 # domain (4 to 8 hexadecimal digits, may be left out):bus:device, and .function or not.
-PCI_ADDRESS = re.compile(
+PCI_ADDRESS = pattern(
     r"(?:(?P<domain>[0-9a-fA-F]{4,8}):)?(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})"
     r"(?:\.(?P<function>[0-7]))?"
 )

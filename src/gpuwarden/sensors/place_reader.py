@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
@@ -21,8 +21,7 @@ TEXT_LIMIT = 2000
 _REMEDY = "run as root"
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceFile:
+class PlaceFile(Struct, frozen=True):
     """A file as far as it was read, and who owns it."""
 
     path: str
@@ -30,8 +29,7 @@ class PlaceFile:
     owner_uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(Struct, frozen=True):
     """A user's home directory, as the password file or /home names it, and the names in it."""
 
     user: str

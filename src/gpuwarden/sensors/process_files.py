@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import LOGINUID_UNSET
@@ -21,8 +21,7 @@ _VIRTUAL_CONSOLE_MAJOR, _VIRTUAL_CONSOLES = 4, 64
 _SERIAL_NAMES = {204: ("ttyAMA", 64), 188: ("ttyUSB", 0), 229: ("hvc", 0), 166: ("ttyACM", 0)}
 
 
-@dataclass(frozen=True, slots=True)
-class StatusLines:
+class StatusLines(Struct, frozen=True):
     """The part of /proc/<pid>/status that stat does not have."""
 
     thread_group: int | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
@@ -47,8 +47,7 @@ T = TypeVar("T")
 _Answer = tuple[list[Process], list[Gap]]
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Struct):
     """What is read once for all processes of one call."""
 
     host: Host

@@ -7,7 +7,6 @@ lie beside, add the name and the image. Only files that root owns are believed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +15,7 @@ import msgspec
 from gpuwarden.errors import GpuwardenError, Malformed
 from gpuwarden.host import Host
 from gpuwarden.model import Container
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors import container_fields as fields
 from gpuwarden.sensors.docker_api import container_of
 from gpuwarden.sensors.oci import OciSpec, spec_of
@@ -33,7 +33,7 @@ _NAMESPACED: Final = (
     ("/run/docker/runtime-nvidia", "docker", "state.json"),
 )
 _DOCKER_RECORDS: Final = "/var/lib/docker/containers"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}\Z")
+_NAME = pattern(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}\Z")
 
 
 class RuncState(msgspec.Struct, frozen=True, kw_only=True):

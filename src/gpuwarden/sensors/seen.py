@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from gpuwarden.model import (
     AnyFact,
@@ -16,8 +16,7 @@ from gpuwarden.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StatLine:
+class StatLine(Struct, frozen=True):
     """The part of /proc/<pid>/stat that every process is known by (proc_pid_stat(5))."""
 
     pid: int
@@ -33,8 +32,7 @@ class StatLine:
     thread_count: int
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(Struct):
     """The facts so far and two tables that are not facts: every process, every socket's owner."""
 
     table: dict[int, StatLine] = field(default_factory=dict)

@@ -6,12 +6,14 @@ import ipaddress
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed
 from gpuwarden.host import Host
 from gpuwarden.model import Connection, Gap
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.executables import read_namespace
 from gpuwarden.sensors.seen import Seen
 
@@ -20,7 +22,7 @@ Protocol = Literal["tcp", "tcp6", "udp", "udp6"]
 # /proc/net/tcp (Documentation/networking/proc_net_tcp.rst): "sl: local rem st tx:rx tr:tm retrnsmt
 # uid timeout inode …"; an address is hexadecimal 32-bit words in the machine's byte order, ":",
 # the port as a hexadecimal number.
-_ROW = re.compile(
+_ROW = pattern(
     rb"^ *\d{1,9}: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4})"
     rb" ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4})"
     rb" ([0-9A-F]{2}) [0-9A-F]{8}:[0-9A-F]{8} [0-9A-F]{2}:[0-9A-F]{8} [0-9A-F]{8} +\d{1,10}"
@@ -53,8 +55,7 @@ _UNCONNECTED = "UNCONNECTED"
 Endpoint = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SocketRow:
+class SocketRow(Struct, frozen=True):
     """One socket in a table of a network namespace; ``remote`` is None when it has no peer."""
 
     protocol: Protocol
@@ -64,8 +65,7 @@ class SocketRow:
     inode: int
 
 
-@dataclass(slots=True)
-class _Namespace:
+class _Namespace(Struct):
     """The tables of one network namespace, joined by inode and by both ends."""
 
     by_inode: dict[int, SocketRow] = field(default_factory=dict)

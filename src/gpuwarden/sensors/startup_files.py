@@ -5,12 +5,12 @@ Formats: ld.so(8) for /etc/ld.so.preload; the Desktop Entry and Autostart specif
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from gpuwarden.model import PersistenceEntry
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.entry_selection import Selection
 from gpuwarden.sensors.place_reader import (
     COMMAND_LIMIT,
@@ -51,11 +51,11 @@ UDEV_RULES = ("/etc/udev/rules.d", "/run/udev/rules.d")
 SSH_RC = "/etc/ssh/sshrc"
 HOME_SSH_RC = ".ssh/rc"
 
-_UDEV_RUN = re.compile(
+_UDEV_RUN = pattern(
     r"\b(?:RUN|PROGRAM|IMPORT\{program\})(?:\{[a-z]+\})?\s*[+:]?==?\s*\"([^\"]{1,2000})\""
 )
 _LINES_LIMIT = 500
-_STARTS_NOTHING = re.compile(r"exit(?: \d{1,3})?|set [-+]\w{1,10}|fi|done|esac|\}|then|else")
+_STARTS_NOTHING = pattern(r"exit(?: \d{1,3})?|set [-+]\w{1,10}|fi|done|esac|\}|then|else")
 
 
 def parse_preload(text: str) -> list[PersistenceEntry]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import fnmatch
 import posixpath
-import re
 from collections.abc import Iterator
 
 import msgspec
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.model import PersistenceEntry
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.place_reader import (
     COMMAND_LIMIT,
     ENTRIES_LIMIT,
@@ -22,12 +22,12 @@ from gpuwarden.sensors.place_reader import (
 )
 from gpuwarden.sensors.seen import Seen
 
-_ETC_NAME = re.compile(r"\.?supervisor.*")
+_ETC_NAME = pattern(r"\.?supervisor.*")
 _CONFIG_SUFFIXES = (".conf", ".ini", ".cfg")
-_SECTION = re.compile(r"\[(program|eventlistener|fcgi-program):([^\]]{1,200})\]\s*(?:[;#].*)?")
-_INLINE_COMMENT = re.compile(r"\s;.*")
+_SECTION = pattern(r"\[(program|eventlistener|fcgi-program):([^\]]{1,200})\]\s*(?:[;#].*)?")
+_INLINE_COMMENT = pattern(r"\s;.*")
 _DETAILS = ("directory", "autostart", "autorestart", "startretries", "process_name", "numprocs")
-_PRELOAD = re.compile(r"\bLD_(?:PRELOAD|AUDIT)=[^,\s]{1,300}")
+_PRELOAD = pattern(r"\bLD_(?:PRELOAD|AUDIT)=[^,\s]{1,300}")
 _VALUE_LIMIT = 4096
 _FILES_LIMIT = 200
 _INCLUDE_DEPTH = 3

@@ -13,6 +13,7 @@ import msgspec
 
 from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.model import PersistenceEntry
+from gpuwarden.pattern import pattern
 from gpuwarden.sensors.entry_selection import Selection
 from gpuwarden.sensors.place_reader import (
     COMMAND_LIMIT,
@@ -85,10 +86,8 @@ _DETAILS = (
     "RootDirectory",
     "RefuseManualStop",
 )
-_PRELOAD = re.compile(r"\bLD_(?:PRELOAD|AUDIT)=\S{1,300}")
-_TELLING = re.compile(
-    r"^\s*((?:Exec|Environment|WorkingDirectory|RootDirectory)[^\n]*)", re.MULTILINE
-)
+_PRELOAD = pattern(r"\bLD_(?:PRELOAD|AUDIT)=\S{1,300}")
+_TELLING = pattern(r"^\s*((?:Exec|Environment|WorkingDirectory|RootDirectory)[^\n]*)", re.MULTILINE)
 _COMMAND_PREFIXES = "-@:+!|"
 _LINE_LIMIT = 8192
 

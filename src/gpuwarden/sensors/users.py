@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
@@ -21,8 +21,7 @@ _ID_LIMIT = (1 << 32) - 1
 Names = tuple[dict[int, str], dict[int, str]]
 
 
-@dataclass(slots=True)
-class UserNames:
+class UserNames(Struct):
     """uid → name, gid → name, gid → members' uids; grows by ``look_up``."""
 
     users: dict[int, str] = field(default_factory=dict)
