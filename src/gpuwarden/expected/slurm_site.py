@@ -37,7 +37,7 @@ _STEP_SOCKET = pattern(r"(?P<node>.+)_(?P<job>\d{1,10})\.(?P<step>\d{1,10})(?:\.
 _SOCKET_LIMIT = 4_096
 
 
-class Site(Struct, dict=True):
+class Site(Struct):
     """A host's Slurm: what its own files and processes tell before anybody is asked."""
 
     configuration: str | None = None
@@ -107,7 +107,7 @@ def _is_roots(host: Host, pid: int) -> bool:
         return False
 
 
-class _Daemon(Struct):
+class _Daemon(Struct, dict=True):
     """A running slurmd: how it was started says which node and which cluster it serves."""
 
     host: Host
