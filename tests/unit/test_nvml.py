@@ -9,7 +9,8 @@ import pytest
 
 from gpuwarden.host import Host
 from gpuwarden.model import AccountedProcess, Gap, Gpu, GpuClient, LibraryCheck
-from gpuwarden.sensors import nvml, nvml_kernel
+from gpuwarden.sensors import nvml
+from gpuwarden.sensors.nvml import kernel
 from tests.support.fakenvml import FakeNvml
 from tests.support.nvml_answer import Answer, ask
 
@@ -24,7 +25,7 @@ GIB = 1 << 30
 @pytest.fixture(autouse=True)
 def _no_kernel_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine's own driver says stays out of the tests."""
-    monkeypatch.setattr(nvml_kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
+    monkeypatch.setattr(kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
     monkeypatch.setattr(nvml, "driver_is_loaded", lambda host: True)
 
 
@@ -217,7 +218,7 @@ def test_mig_devices_are_gpus_with_a_parent_and_their_processes_once() -> None:
 
 
 def test_an_empty_mig_list_for_an_ordinary_user_is_not_idle() -> None:
-    from gpuwarden.sensors import nvml_device  # noqa: F401 - out of reach for that user
+    from gpuwarden.sensors.nvml import device  # noqa: F401 - out of reach for that user
 
     with mig().in_place() as library:
         found = run_as(OTHER_USER, lambda: Answer(nvml.start(Host(), library=library)))

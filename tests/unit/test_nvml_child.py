@@ -13,8 +13,9 @@ import pytest
 
 from gpuwarden.host import Host
 from gpuwarden.model import Gpu, GpuClient
-from gpuwarden.sensors import nvml, nvml_kernel
-from gpuwarden.sensors.nvml_child import start_child
+from gpuwarden.sensors import nvml
+from gpuwarden.sensors.nvml import kernel
+from gpuwarden.sensors.nvml.child import start_child
 from tests.support.fakenvml import FakeNvml
 from tests.support.nvml_answer import ask
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def _no_kernel_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine's own driver says stays out of the tests."""
-    monkeypatch.setattr(nvml_kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
+    monkeypatch.setattr(kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
     monkeypatch.setattr(nvml, "driver_is_loaded", lambda host: True)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.host import Host
-from gpuwarden.sensors import nvml_library
-from gpuwarden.sensors.nvml_library import LIBRARY_NAME, candidates, check_library
+from gpuwarden.sensors.nvml import library as nvml_library
+from gpuwarden.sensors.nvml.library import LIBRARY_NAME, candidates, check_library
 from tests.support.fakenvml import build_library, library_directory
 
 pytestmark = pytest.mark.skipif(

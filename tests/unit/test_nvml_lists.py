@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.sensors.nvml_lists import (
+from gpuwarden.sensors.nvml.lists import (
     FILL,
     LONGEST_STRIDE_BYTES,
     PROCESS_V1,

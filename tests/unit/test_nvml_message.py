@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import Gap, Gpu, GpuClient, UtilisationSample
-from gpuwarden.sensors.nvml_kernel import identify, parse_information
-from gpuwarden.sensors.nvml_message import Message, encode, parse_message
+from gpuwarden.sensors.nvml.kernel import identify, parse_information
+from gpuwarden.sensors.nvml.message import Message, encode, parse_message
 from gpuwarden.sensors.pci import normalise_pci
 
 

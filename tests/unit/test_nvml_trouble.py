@@ -17,7 +17,9 @@ import pytest
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, TimedOut, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Gap, Gpu, GpuClient, LibraryCheck
-from gpuwarden.sensors import nvml, nvml_kernel, nvml_library
+from gpuwarden.sensors import nvml
+from gpuwarden.sensors.nvml import kernel
+from gpuwarden.sensors.nvml import library as nvml_library
 from tests.support.fakenvml import FakeNvml, build_library, library_directory
 from tests.support.nvml_answer import Answer, ask
 
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def _no_kernel_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine's own driver says stays out of the tests."""
-    monkeypatch.setattr(nvml_kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
+    monkeypatch.setattr(kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
     monkeypatch.setattr(nvml, "driver_is_loaded", lambda host: True)
 
 
@@ -78,7 +80,7 @@ def test_a_lost_gpu_costs_only_itself() -> None:
 def test_a_lost_gpu_gets_its_identity_from_the_kernel_module(
     host_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_kernel, "DRIVER_DIRECTORY", "/proc/driver/nvidia")
+    monkeypatch.setattr(kernel, "DRIVER_DIRECTORY", "/proc/driver/nvidia")
     for bus, uuid, minor in (("01", "GPU-x", 0), ("02", "GPU-y", 5)):
         folder = host_root / f"proc/driver/nvidia/gpus/0000:{bus}:00.0"
         folder.mkdir(parents=True)

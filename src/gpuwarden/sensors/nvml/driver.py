@@ -14,8 +14,7 @@ from ctypes import CDLL, Array, byref, c_char, c_uint, c_ulonglong, c_void_p, cr
 import pynvml
 from msgspec import Struct
 
-from gpuwarden.sensors import nvml_errors as errors
-from gpuwarden.sensors import nvml_lists as lists
+from gpuwarden.sensors.nvml import errors, lists
 
 PROCESS_LIMIT = 4096
 SAMPLE_LIMIT = 1 << 16

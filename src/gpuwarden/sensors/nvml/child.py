@@ -89,7 +89,7 @@ def _run(
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         # Read now, with our rights: its file may be out of nobody's reach later.
-        from gpuwarden.sensors import nvml_device  # noqa: F401
+        from gpuwarden.sensors.nvml import device  # noqa: F401
 
         writer = _only_descriptor(writer)
         _limit(cpu_seconds)

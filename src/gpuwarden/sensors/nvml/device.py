@@ -12,10 +12,9 @@ import msgspec
 
 from gpuwarden.model import AccountedProcess, ClientKind, Gap, Gpu, GpuClient
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors import nvml_errors as errors
-from gpuwarden.sensors import nvml_lists as lists
-from gpuwarden.sensors.nvml_driver import Driver
-from gpuwarden.sensors.nvml_message import Message
+from gpuwarden.sensors.nvml import errors, lists
+from gpuwarden.sensors.nvml.driver import Driver
+from gpuwarden.sensors.nvml.message import Message
 from gpuwarden.sensors.pci import normalise_pci
 
 Kept = TypeVar("Kept")

@@ -24,9 +24,9 @@ from gpuwarden.model import (
     GpuClient,
     LibraryCheck,
 )
-from gpuwarden.sensors import nvml_errors as errors
-from gpuwarden.sensors.nvml_child import Child, start_child
-from gpuwarden.sensors.nvml_kernel import (
+from gpuwarden.sensors.nvml import errors
+from gpuwarden.sensors.nvml.child import Child, start_child
+from gpuwarden.sensors.nvml.kernel import (
     DriverGpu,
     driver_gpus,
     driver_is_loaded,
@@ -35,8 +35,8 @@ from gpuwarden.sensors.nvml_kernel import (
     is_this_machine,
     may_administrate,
 )
-from gpuwarden.sensors.nvml_library import LIBRARY_NAME, Candidate, candidates
-from gpuwarden.sensors.nvml_message import LINE_LIMIT_BYTES, Message, encode, parse_message
+from gpuwarden.sensors.nvml.library import LIBRARY_NAME, Candidate, candidates
+from gpuwarden.sensors.nvml.message import LINE_LIMIT_BYTES, Message, encode, parse_message
 from gpuwarden.sensors.seen import Seen
 
 NAME = "nvml"
@@ -312,7 +312,7 @@ def _without_library(host: Host, found: list[Candidate]) -> GpuwardenError:
 
 
 def _ask(path: str, send: Callable[[bytes], None]) -> None:
-    from gpuwarden.sensors.nvml_device import ask
+    from gpuwarden.sensors.nvml.device import ask
 
     try:
         ask(path, lambda message: send(encode(message)))
