@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import Gpu, GpuClient
-from gpuwarden.sensors import nvidia_smi, nvidia_smi_markup
-from gpuwarden.sensors.nvidia_smi import Dump, read_dump
-from gpuwarden.sensors.nvidia_smi_values import UNKNOWN_GPU, time_of
+from gpuwarden.sensors import nvidia_smi
+from gpuwarden.sensors.nvidia_smi import Dump, markup, read_dump
+from gpuwarden.sensors.nvidia_smi.values import UNKNOWN_GPU, time_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "nvidia-smi"
@@ -470,7 +470,7 @@ def test_entities_and_nesting_do_not_burst() -> None:
 
 
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_smi_markup, "TAG_LIMIT", 100)
+    monkeypatch.setattr(markup, "TAG_LIMIT", 100)
     with pytest.raises(Malformed, match="tags"):
         read_dump(b"<nvidia_smi_log>" + b"<x></x>" * 100)
     monkeypatch.setattr(nvidia_smi, "LINE_LIMIT", 10)

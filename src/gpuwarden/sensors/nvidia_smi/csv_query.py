@@ -12,8 +12,8 @@ from typing import Any
 
 from gpuwarden.model import AccountedProcess, Gpu
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.nvidia_smi_text import lines_of
-from gpuwarden.sensors.nvidia_smi_values import (
+from gpuwarden.sensors.nvidia_smi.text import lines_of
+from gpuwarden.sensors.nvidia_smi.values import (
     Draft,
     celsius_of,
     memory_of,

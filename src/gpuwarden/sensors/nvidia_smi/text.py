@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from gpuwarden.model import Gpu, UtilisationSample
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.nvidia_smi_values import (
+from gpuwarden.sensors.nvidia_smi.values import (
     Draft,
     Read,
     celsius_of,

@@ -13,10 +13,10 @@ from msgspec import Struct
 from gpuwarden.errors import Malformed
 from gpuwarden.model import AccountedProcess, Gap, Gpu, GpuClient
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.nvidia_smi_csv import read_csv
-from gpuwarden.sensors.nvidia_smi_text import TABLE, lines_of, read_dmon, read_pmon, read_table
-from gpuwarden.sensors.nvidia_smi_values import Draft, pci_of
-from gpuwarden.sensors.nvidia_smi_xml import read_xml
+from gpuwarden.sensors.nvidia_smi.csv_query import read_csv
+from gpuwarden.sensors.nvidia_smi.text import TABLE, lines_of, read_dmon, read_pmon, read_table
+from gpuwarden.sensors.nvidia_smi.values import Draft, pci_of
+from gpuwarden.sensors.nvidia_smi.xml_dump import read_xml
 
 DUMP_LIMIT_BYTES = 64 << 20
 LINE_LIMIT = 250_000

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuwarden.model import AccountedProcess, Gpu
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.nvidia_smi_markup import (
+from gpuwarden.sensors.nvidia_smi.markup import (
     ACCOUNTED,
     GPU,
     LOG,
@@ -21,7 +21,7 @@ from gpuwarden.sensors.nvidia_smi_markup import (
     Record,
     scan,
 )
-from gpuwarden.sensors.nvidia_smi_values import (
+from gpuwarden.sensors.nvidia_smi.values import (
     Draft,
     Read,
     celsius_of,
