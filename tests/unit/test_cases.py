@@ -22,13 +22,13 @@ from gpuwarden.model import Container, PersistenceEntry, Snapshot
 from gpuwarden.policy import Policy
 from gpuwarden.rules.miner_signs import line_signs
 from gpuwarden.rules.respawn import oddities, preload_is_known
+from gpuwarden.sensors.autostarts.cron import parse_crontab
+from gpuwarden.sensors.autostarts.startup_files import parse_preload
+from gpuwarden.sensors.autostarts.supervisord import parse_supervisord
+from gpuwarden.sensors.autostarts.systemd_units import parse_unit
 from gpuwarden.sensors.cgroup import place
-from gpuwarden.sensors.cron import parse_crontab
-from gpuwarden.sensors.docker_api import parse_docker_inspect
 from gpuwarden.sensors.kernel_log import parse_lines
-from gpuwarden.sensors.startup_files import parse_preload
-from gpuwarden.sensors.supervisord import parse_supervisord
-from gpuwarden.sensors.systemd_units import parse_unit
+from gpuwarden.sensors.runtimes.docker_api import parse_docker_inspect
 from gpuwarden.snapshot import open_recording
 from tests.support.cases import ARGUED, CGROUPS, DUMPS, MINER_LINES, SAID, XIDS
 from tests.support.nodes import NodeBuilder, executable, gpu_id

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from gpuwarden.errors import Malformed
 from gpuwarden.host import Host
 from gpuwarden.model import Container, Gap, Process
-from gpuwarden.sensors import containers, cri, runc_state
+from gpuwarden.sensors import containers
 from gpuwarden.sensors.cgroup import place
-from gpuwarden.sensors.oci import spec_of
+from gpuwarden.sensors.runtimes import cri, runc_state
+from gpuwarden.sensors.runtimes.oci import spec_of
 from gpuwarden.sensors.seen import Seen
 
 H = "0123456789abcdef" * 4

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
 from gpuwarden.model import Container
-from gpuwarden.sensors import container_fields as fields
-from gpuwarden.sensors.docker_api import parse_docker_inspect
+from gpuwarden.sensors.runtimes import fields
+from gpuwarden.sensors.runtimes.docker_api import parse_docker_inspect
 
 CASES = Path(__file__).parents[3] / "shared/cases/e"
 ID = "0123456789abcdef" * 4

@@ -19,8 +19,9 @@ from gpuwarden.model import (
     PersistenceEntry,
     Process,
 )
-from gpuwarden.sensors import cron, startup_files, supervisord, systemd_units
-from gpuwarden.sensors.entry_selection import _STANDS_OUT, Selection, stands_out
+from gpuwarden.sensors.autostarts import cron, startup_files, supervisord, systemd_units
+from gpuwarden.sensors.autostarts.entry_selection import _STANDS_OUT, Selection, stands_out
+from gpuwarden.sensors.autostarts.place_reader import PlaceFile
 from gpuwarden.sensors.persistence import (
     from_containers,
     parse_crontab,
@@ -32,7 +33,6 @@ from gpuwarden.sensors.persistence import (
     parse_unit,
     read,
 )
-from gpuwarden.sensors.place_reader import PlaceFile
 from gpuwarden.sensors.seen import Seen, StatLine
 
 REPOSITORY = Path(__file__).parents[2]

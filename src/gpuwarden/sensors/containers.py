@@ -20,8 +20,8 @@ from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Container, Gap, Process
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors import cri, docker_api, runc_state
 from gpuwarden.sensors.cgroup import containers_in
+from gpuwarden.sensors.runtimes import cri, docker_api, runc_state
 from gpuwarden.sensors.seen import Seen
 from gpuwarden.wire.unix_grpc import CRI_SOCKETS, NotInstalled
 

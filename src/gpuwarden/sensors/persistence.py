@@ -11,14 +11,19 @@ from collections.abc import Iterable, Iterator
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import LINK_LIMIT, Host
 from gpuwarden.model import Container, Gap, PersistenceEntry
-from gpuwarden.sensors import cron, startup_files, supervisord, systemd_units
-from gpuwarden.sensors.cron import parse_crontab
-from gpuwarden.sensors.entry_selection import Selection
-from gpuwarden.sensors.place_reader import COMMAND_LIMIT, COMMANDS_LIMIT, Home, PlaceReader
+from gpuwarden.sensors.autostarts import cron, startup_files, supervisord, systemd_units
+from gpuwarden.sensors.autostarts.cron import parse_crontab
+from gpuwarden.sensors.autostarts.entry_selection import Selection
+from gpuwarden.sensors.autostarts.place_reader import (
+    COMMAND_LIMIT,
+    COMMANDS_LIMIT,
+    Home,
+    PlaceReader,
+)
+from gpuwarden.sensors.autostarts.startup_files import parse_preload, parse_shell_profile
+from gpuwarden.sensors.autostarts.supervisord import parse_supervisord
+from gpuwarden.sensors.autostarts.systemd_units import parse_unit
 from gpuwarden.sensors.seen import Seen
-from gpuwarden.sensors.startup_files import parse_preload, parse_shell_profile
-from gpuwarden.sensors.supervisord import parse_supervisord
-from gpuwarden.sensors.systemd_units import parse_unit
 
 __all__ = [
     "from_containers",

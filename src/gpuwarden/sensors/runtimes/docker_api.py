@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from gpuwarden.errors import GpuwardenError, Malformed, TimedOut
 from gpuwarden.model import Container
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors import container_fields as fields
+from gpuwarden.sensors.runtimes import fields
 
 _ID = pattern(r"[0-9a-f]{64}\Z")
 
@@ -24,7 +24,7 @@ def ask(
     Ids that it does not know are left out. Errors: Unavailable, TimedOut, Denied for the socket.
     """
     # HTTP costs 40 ms to import, which a machine without Docker need not pay.
-    from gpuwarden.sensors.unix_http import UnixHttp
+    from gpuwarden.sensors.runtimes.unix_http import UnixHttp
 
     answers: dict[str, Container | GpuwardenError] = {}
     with UnixHttp(path, deadline_seconds=deadline_seconds) as service:

@@ -14,7 +14,7 @@ import msgspec
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.model import PersistenceEntry
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.place_reader import (
+from gpuwarden.sensors.autostarts.place_reader import (
     COMMAND_LIMIT,
     ENTRIES_LIMIT,
     TEXT_LIMIT,

@@ -14,8 +14,8 @@ import msgspec
 from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.model import PersistenceEntry
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.entry_selection import Selection
-from gpuwarden.sensors.place_reader import (
+from gpuwarden.sensors.autostarts.entry_selection import Selection
+from gpuwarden.sensors.autostarts.place_reader import (
     COMMAND_LIMIT,
     COMMANDS_LIMIT,
     TEXT_LIMIT,

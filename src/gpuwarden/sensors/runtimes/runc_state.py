@@ -16,9 +16,9 @@ from gpuwarden.errors import GpuwardenError, Malformed
 from gpuwarden.host import Host
 from gpuwarden.model import Container
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors import container_fields as fields
-from gpuwarden.sensors.docker_api import container_of
-from gpuwarden.sensors.oci import OciSpec, spec_of
+from gpuwarden.sensors.runtimes import fields
+from gpuwarden.sensors.runtimes.docker_api import container_of
+from gpuwarden.sensors.runtimes.oci import OciSpec, spec_of
 
 ENTRY_LIMIT: Final = 4096
 _FILE_LIMIT_BYTES: Final = 4 << 20

@@ -14,8 +14,8 @@ import msgspec
 
 from gpuwarden.errors import GpuwardenError, Malformed
 from gpuwarden.model import Container
-from gpuwarden.sensors import container_fields as fields
-from gpuwarden.sensors.oci import OciSpec, spec_of
+from gpuwarden.sensors.runtimes import fields
+from gpuwarden.sensors.runtimes.oci import OciSpec, spec_of
 from gpuwarden.wire.unix_grpc import NotKnown, UnixChannel, load
 
 SERVICE: Final = "/runtime.v1.RuntimeService/"

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gpuwarden.sensors import container_fields as fields
+from gpuwarden.sensors.runtimes import fields
 
 _PLAIN_DEVICES: Final = frozenset(
     f"/dev/{name}"

@@ -1,0 +1,1 @@
+"""What container runtimes say of their containers: their sockets, their state files, OCI specs."""
