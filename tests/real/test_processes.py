@@ -17,8 +17,9 @@ import pytest
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import FileStatus, Host, SharedMapping
 from gpuwarden.model import AnyFact, Connection, Executable, Gap, HiddenProcess, Holder, Process
-from gpuwarden.sensors import device_nodes, hidden, holders, process_table, processes, sockets
-from gpuwarden.sensors.executables import EVERYBODY
+from gpuwarden.sensors import device_nodes, hidden, holders, sockets
+from gpuwarden.sensors.process import details, stat_lines
+from gpuwarden.sensors.process.executables import EVERYBODY
 from gpuwarden.sensors.seen import Seen
 from tests.support.failing_host import failing
 from tests.support.idle import SLEEP, Idlers, idlers, wait_for
@@ -46,8 +47,8 @@ def folder(tmp_path: Path) -> Path:
 
 def process(pid: int, host: Host | None = None) -> Process:
     host = host or Host()
-    seen = Seen(table=process_table.read(host))
-    found = list(processes.read(host, seen, [pid]))
+    seen = Seen(table=stat_lines.read(host))
+    found = list(details.read(host, seen, [pid]))
     assert len(found) == 1 and isinstance(found[0], Process), found
     return found[0]
 
@@ -65,7 +66,7 @@ def node(path: Path, minor: int = 3) -> Path:
 
 
 def held(host: Host, pids: set[int]) -> tuple[Seen, dict[int, list[Holder]], list[Gap]]:
-    seen = Seen(table=process_table.read(host))
+    seen = Seen(table=stat_lines.read(host))
     facts = list(holders.read(host, seen))
     found: dict[int, list[Holder]] = {}
     for fact in facts:
@@ -190,8 +191,8 @@ def test_the_kernels_own_facts(idle: Idlers) -> None:
     assert found.namespaces["pid"] == os.stat("/proc/self/ns/pid").st_ino
     assert found.pids_in_namespaces[-1] == pid or len(found.pids_in_namespaces) == 1
     assert found.state == "S"
-    seen = Seen(table=process_table.read(Host()))
-    assert processes.ancestors(seen, [pid])[0] == os.getpid()
+    seen = Seen(table=stat_lines.read(Host()))
+    assert details.ancestors(seen, [pid])[0] == os.getpid()
 
 
 def test_a_zombie_says_that_it_is_one(idle: Idlers) -> None:
@@ -235,7 +236,7 @@ def test_a_process_in_namespaces_of_its_own(idle: Idlers, folder: Path) -> None:
 
 
 def _child_of(pid: int) -> int | None:
-    for line in process_table.read(Host()).values():
+    for line in stat_lines.read(Host()).values():
         if line.ppid == pid:
             return line.pid
     return None
@@ -400,7 +401,7 @@ def test_a_listener_its_client_and_the_peer_between_them(
     host = StandInHost(numbers={(250, 250): (195, 99)})
 
     def connections() -> list[Connection] | None:
-        seen = Seen(table=process_table.read(host))
+        seen = Seen(table=stat_lines.read(host))
         list(holders.read(host, seen))
         found = sockets.read(host, seen, [worker, proxy])
         told = [fact for fact in found if isinstance(fact, Connection)]
@@ -461,11 +462,12 @@ def test_a_preloaded_library_that_hides_a_process_is_seen_through(
     code = (
         "import os\n"
         "from gpuwarden.host import Host\n"
-        "from gpuwarden.sensors import hidden, process_table\n"
+        "from gpuwarden.sensors import hidden\n"
+        "from gpuwarden.sensors.process import stat_lines\n"
         "from gpuwarden.sensors.seen import Seen\n"
         "host = Host()\n"
         f"assert {pid} not in host.pids()\n"
-        f"assert {pid} in process_table.read(host)\n"
+        f"assert {pid} in stat_lines.read(host)\n"
         "print([(f.pid, f.seen_by) for f in hidden.read(host, Seen())])\n"
     )
     done = subprocess.run(
@@ -506,7 +508,7 @@ def look(host: Host, pids: list[int] | None = None) -> list[AnyFact]:
     seen = Seen()
     facts: list[AnyFact] = []
     try:
-        seen.table = process_table.read(host)
+        seen.table = stat_lines.read(host)
     except GpuwardenError:
         return facts
     wanted = list(seen.table) if pids is None else pids
@@ -515,7 +517,7 @@ def look(host: Host, pids: list[int] | None = None) -> list[AnyFact]:
     for sensor in (
         device_nodes.read,
         holders.read,
-        lambda h, s: processes.read(h, s, wanted),
+        lambda h, s: details.read(h, s, wanted),
         lambda h, s: sockets.read(h, s, wanted),
         hidden.read,
     ):

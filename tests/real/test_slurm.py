@@ -16,7 +16,7 @@ import pytest
 from gpuwarden.expected import slurm
 from gpuwarden.host import Host
 from gpuwarden.model import Process, SourceRun, Workload
-from gpuwarden.sensors import process_table
+from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.seen import Seen
 from tests.support.slurm import NODE_NAME, SlurmNode, running_slurm
 
@@ -51,7 +51,7 @@ def environment_of(pid: int) -> dict[str, str]:
 def ask(*claimants: int) -> tuple[SourceRun, dict[str, Workload]]:
     """Reads the source as a scan does; ``claimants`` are the processes that it has seen."""
     host = Host()
-    seen = Seen(table=process_table.read(host))
+    seen = Seen(table=stat_lines.read(host))
     for pid in claimants:
         environment = environment_of(pid)
         seen.add(
@@ -147,7 +147,7 @@ def test_a_job_that_the_controller_never_heard_of_is_ended(node: SlurmNode) -> N
     job = start(node)
     process = next(pid for pid in node.pids(job) if _is_sleep(pid))
     host = Host()
-    seen = Seen(table=process_table.read(host))
+    seen = Seen(table=stat_lines.read(host))
     seen.add(Process(pid=process, start_time_ticks=1, environment={"SLURM_JOB_ID": "4000000"}))
     run, _ = slurm.read(host, seen)
     assert run.state == "ok", run.reason

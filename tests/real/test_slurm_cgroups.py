@@ -12,7 +12,8 @@ import pytest
 from gpuwarden.expected import slurm
 from gpuwarden.host import Host
 from gpuwarden.model import CgroupPlacement, Process
-from gpuwarden.sensors import cgroup, process_table
+from gpuwarden.sensors import cgroup
+from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.seen import Seen
 from tests.support.slurm import running_slurm
 
@@ -38,7 +39,7 @@ def test_a_job_is_known_by_its_cgroup_alone(monkeypatch: pytest.MonkeyPatch) -> 
         placement = cgroup.place(lines)
         assert placement.slurm_job == job
         host = Host()
-        seen = Seen(table=process_table.read(host))
+        seen = Seen(table=stat_lines.read(host))
         seen.add(Process(pid=process, start_time_ticks=1, cgroup=placement))
         stale = CgroupPlacement(slurm_job="4000000")
         seen.add(Process(pid=1, start_time_ticks=1, cgroup=stale))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gpuwarden.errors import Denied, Unavailable
 from gpuwarden.host import FILE_LIMIT_BYTES, FileStatus, OpenFiles
 from gpuwarden.model import Gap, GpuClient, Holder
-from gpuwarden.sensors import device_nodes, holders, process_table
+from gpuwarden.sensors import device_nodes, holders
+from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.seen import Seen
 from tests.support.recorded_host import RecordedHost
 
@@ -17,7 +18,7 @@ NODE = Path(__file__).parent.parent / "hosts" / "nvidia-node"
 
 
 def look(host: RecordedHost) -> tuple[Seen, dict[tuple[int, int, int], Holder], list[Gap]]:
-    seen = Seen(table=process_table.read(host))
+    seen = Seen(table=stat_lines.read(host))
     for node in device_nodes.read(host, seen):
         seen.add(node)
     facts = list(holders.read(host, seen))
@@ -112,7 +113,7 @@ class NoDevices(RecordedHost):
 
 def test_without_proc_devices_the_assigned_numbers_are_left_and_it_says_so() -> None:
     host = NoDevices(NODE)
-    facts = list(holders.read(host, Seen(table=process_table.read(host))))
+    facts = list(holders.read(host, Seen(table=stat_lines.read(host))))
     assert any(isinstance(f, Gap) and "device numbers" in f.what for f in facts)
     assert {(f.major, f.minor) for f in facts if isinstance(f, Holder)} == {
         (195, 0),
@@ -129,9 +130,9 @@ class NoDriver(RecordedHost):
 def test_nothing_to_hold_is_absent_unless_a_driver_lists_somebody() -> None:
     host = NoDriver(NODE)
     with pytest.raises(Unavailable):
-        list(holders.read(host, Seen(table=process_table.read(host))))
+        list(holders.read(host, Seen(table=stat_lines.read(host))))
     seen = Seen(
-        table=process_table.read(host), clients=[GpuClient(gpu_id="GPU-1", pid=100, kinds=("C",))]
+        table=stat_lines.read(host), clients=[GpuClient(gpu_id="GPU-1", pid=100, kinds=("C",))]
     )
     assert list(holders.read(host, seen)) == []
     assert seen.socket_owners[9002] == 200

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
 from gpuwarden.host import Host
-from gpuwarden.sensors import process_table
+from gpuwarden.sensors.process import stat_lines
 from tests.support.recorded_host import RecordedHost
 
 NODE = Path(__file__).parent.parent / "hosts" / "nvidia-node"
@@ -21,7 +21,7 @@ def stat_line(comm: bytes) -> bytes:
 
 @given(st.binary(max_size=15).filter(lambda comm: b") " not in comm[-2:] and b"\0" not in comm))
 def test_comm_may_hold_anything(comm: bytes) -> None:
-    line = process_table.parse_stat(stat_line(comm))
+    line = stat_lines.parse_stat(stat_line(comm))
     assert line.comm == comm.decode("utf-8", "backslashreplace")
     assert (line.pid, line.state, line.ppid, line.process_group, line.session_id) == (
         77,
@@ -37,7 +37,7 @@ def test_comm_may_hold_anything(comm: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_line_or_malformed(data: bytes) -> None:
     try:
-        line = process_table.parse_stat(data)
+        line = stat_lines.parse_stat(data)
     except Malformed:
         return
     line.comm.encode("utf-8")
@@ -46,18 +46,18 @@ def test_any_bytes_give_a_line_or_malformed(data: bytes) -> None:
 @given(st.integers(0, 52))
 def test_a_cut_line_is_malformed(size: int) -> None:
     with pytest.raises(Malformed):
-        process_table.parse_stat(stat_line(b"x")[:size])
+        stat_lines.parse_stat(stat_line(b"x")[:size])
 
 
 def test_a_recorded_table() -> None:
-    table = process_table.read(RecordedHost(NODE))
+    table = stat_lines.read(RecordedHost(NODE))
     assert set(table) == {1, 2, 90, 100, 200, 300, 400, 500, 600}
     assert table[600].comm == "a) (b\n c) R 1"
-    assert [pid for pid, line in table.items() if process_table.is_kernel_thread(line)] == [2]
+    assert [pid for pid, line in table.items() if stat_lines.is_kernel_thread(line)] == [2]
 
 
 def test_the_live_table_has_us_as_the_kernel_knows_us() -> None:
-    table = process_table.read(Host())
+    table = stat_lines.read(Host())
     own = table[os.getpid()]
     assert own.ppid == os.getppid()
     assert own.session_id == os.getsid(0)
@@ -81,7 +81,7 @@ def test_own_pids_are_ours_and_our_descendants() -> None:
         os._exit(0)
     try:
         host = Host()
-        own = process_table.own_pids(host, process_table.read(host))
+        own = stat_lines.own_pids(host, stat_lines.read(host))
         assert {os.getpid(), child} <= own
         assert os.getppid() not in own
     finally:
@@ -92,4 +92,4 @@ def test_own_pids_are_ours_and_our_descendants() -> None:
 
 def test_a_recorded_tree_has_none_of_our_pids() -> None:
     host = RecordedHost(NODE)
-    assert process_table.own_pids(host, process_table.read(host)) == set()
+    assert stat_lines.own_pids(host, stat_lines.read(host)) == set()

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 from gpuwarden.errors import Malformed, TimedOut, Unavailable
 from gpuwarden.host import FileStatus, Host
 from gpuwarden.model import LOGINUID_UNSET, Gap, Process
-from gpuwarden.sensors import (
+from gpuwarden.sensors.process import (
+    details,
     environment,
     fan_out,
+    formats,
     mapped_libraries,
     mounts,
-    process_files,
-    process_table,
-    processes,
+    stat_lines,
     users,
 )
-from gpuwarden.sensors.executables import EVERYBODY, split_deleted, writers_of
+from gpuwarden.sensors.process.executables import EVERYBODY, split_deleted, writers_of
 from gpuwarden.sensors.seen import Seen, StatLine
 from tests.support.recorded_host import RecordedHost
 
@@ -31,8 +31,8 @@ NODE = Path(__file__).parent.parent / "hosts" / "nvidia-node"
 
 
 def look(host: RecordedHost, pids: list[int]) -> dict[int, Process]:
-    seen = Seen(table=process_table.read(host))
-    return {p.pid: p for p in processes.read(host, seen, pids) if isinstance(p, Process)}
+    seen = Seen(table=stat_lines.read(host))
+    return {p.pid: p for p in details.read(host, seen, pids) if isinstance(p, Process)}
 
 
 def test_a_job_is_told_by_what_the_kernel_keeps() -> None:
@@ -93,9 +93,9 @@ def test_one_that_is_gone_is_left_out() -> None:
 
 def test_a_number_that_another_process_took_is_left_out() -> None:
     host = RecordedHost(NODE)
-    table = process_table.read(host)
+    table = stat_lines.read(host)
     table[100] = replace(table[100], start_time_ticks=1)
-    assert list(processes.read(host, Seen(table=table), [100])) == []
+    assert list(details.read(host, Seen(table=table), [100])) == []
 
 
 def test_one_that_proc_hides_from_us_is_a_gap_and_not_gone() -> None:
@@ -103,7 +103,7 @@ def test_one_that_proc_hides_from_us_is_a_gap_and_not_gone() -> None:
         def answers_signal(self, pid: int) -> bool:
             return pid == 3999
 
-    facts = list(processes.read(Hidepid(NODE), Seen(), [3999, 3998]))
+    facts = list(details.read(Hidepid(NODE), Seen(), [3999, 3998]))
     assert [f.what for f in facts if isinstance(f, Gap)] == ["process 3999"]
 
 
@@ -114,39 +114,39 @@ def line(pid: int, ppid: int) -> StatLine:
 def test_ancestors_end_at_init_and_in_loops() -> None:
     table = {p: line(p, parent) for p, parent in {1: 0, 5: 1, 6: 5, 7: 6, 20: 21, 21: 20}.items()}
     seen = Seen(table=table)
-    assert processes.ancestors(seen, [7]) == [6, 5, 1]
-    assert processes.ancestors(seen, [7, 6]) in ([5, 1],)
-    assert processes.ancestors(seen, [20]) == [21]
-    assert processes.ancestors(seen, [99]) == []
+    assert details.ancestors(seen, [7]) == [6, 5, 1]
+    assert details.ancestors(seen, [7, 6]) in ([5, 1],)
+    assert details.ancestors(seen, [20]) == [21]
+    assert details.ancestors(seen, [99]) == []
     deep = {p: line(p, p - 1) for p in range(2, 300)}
-    assert len(processes.ancestors(Seen(table=deep), [299])) == 64
+    assert len(details.ancestors(Seen(table=deep), [299])) == 64
 
 
 @given(st.lists(st.binary(max_size=8).filter(lambda b: b"\0" not in b), min_size=1))
 def test_arguments_are_split_at_nul_alone(words: list[bytes]) -> None:
-    argv, truncated = process_files.parse_argv(b"\0".join(words) + b"\0")
+    argv, truncated = formats.parse_argv(b"\0".join(words) + b"\0")
     assert argv == tuple(word.decode("utf-8", "backslashreplace") for word in words)
     assert not truncated
 
 
 def test_too_many_and_too_long_arguments_are_cut_and_said_so() -> None:
-    argv, truncated = process_files.parse_argv(b"a\0" * 5000)
+    argv, truncated = formats.parse_argv(b"a\0" * 5000)
     assert (len(argv), truncated) == (4096, True)
-    argv, truncated = process_files.parse_argv(b"a" * (process_files.ARGV_LIMIT_BYTES + 1))
-    assert (len(argv[0]), truncated) == (process_files.ARGV_LIMIT_BYTES, True)
-    assert process_files.parse_argv(b"") == ((), False)
+    argv, truncated = formats.parse_argv(b"a" * (formats.ARGV_LIMIT_BYTES + 1))
+    assert (len(argv[0]), truncated) == (formats.ARGV_LIMIT_BYTES, True)
+    assert formats.parse_argv(b"") == ((), False)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_result_or_malformed(data: bytes) -> None:
-    for parse in (process_files.parse_status, process_files.parse_loginuid):
+    for parse in (formats.parse_status, formats.parse_loginuid):
         try:
             parse(data)
         except Malformed:
             pass
     texts = [
-        *process_files.parse_argv(data)[0],
-        *process_files.parse_cgroup_lines(data),
+        *formats.parse_argv(data)[0],
+        *formats.parse_cgroup_lines(data),
         *(text for pair in environment.parse_environ(data).items() for text in pair),
         *environment.parse_environ(b"LD_PRELOAD=" + data).values(),
         *(name for name, _, _ in users.parse_passwd(data)),
@@ -156,8 +156,8 @@ def test_any_bytes_give_a_result_or_malformed(data: bytes) -> None:
     ]
     for text in texts:
         text.encode("utf-8")
-    process_files.parse_boot_time(data)
-    process_files.parse_boot_time(b"\nbtime " + data)
+    formats.parse_boot_time(data)
+    formats.parse_boot_time(b"\nbtime " + data)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_any_bytes_give_a_result_or_malformed(data: bytes) -> None:
     ],
 )
 def test_terminals(number: int, name: str | None) -> None:
-    assert process_files.tty_name(number) == name
+    assert formats.tty_name(number) == name
 
 
 def status(**fields: int) -> FileStatus:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gpuwarden.errors import Denied
 from gpuwarden.host import OpenFiles
 from gpuwarden.model import Connection, Gap
-from gpuwarden.sensors import holders, process_table, sockets
+from gpuwarden.sensors import holders, sockets
+from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.seen import Seen
 from gpuwarden.sensors.sockets import SocketRow, parse_net_table
 from tests.support.recorded_host import RecordedHost
@@ -27,7 +28,7 @@ def row(local: str, remote: str, state: str, inode: int = 7) -> bytes:
 
 
 def look(host: RecordedHost, pids: list[int]) -> list[Connection | Gap]:
-    seen = Seen(table=process_table.read(host))
+    seen = Seen(table=stat_lines.read(host))
     list(holders.read(host, seen))
     return list(sockets.read(host, seen, pids))
 

@@ -10,7 +10,8 @@ import pytest
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import AnyFact, Connection, Gap, Holder, Process
-from gpuwarden.sensors import device_nodes, hidden, holders, process_table, processes, sockets
+from gpuwarden.sensors import device_nodes, hidden, holders, sockets
+from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.seen import Seen
 from tests.support.failing_host import failing
 from tests.support.recorded_host import RecordedHost
@@ -25,13 +26,13 @@ def look(host: Host) -> list[AnyFact]:
     seen = Seen()
     facts: list[AnyFact] = []
     try:
-        seen.table = {p: line for p, line in process_table.read(host).items() if p in PIDS}
+        seen.table = {p: line for p, line in stat_lines.read(host).items() if p in PIDS}
     except GpuwardenError:
         return facts
     for sensor in (
         device_nodes.read,
         holders.read,
-        lambda h, s: processes.read(h, s, PIDS),
+        lambda h, s: details.read(h, s, PIDS),
         lambda h, s: sockets.read(h, s, PIDS),
         hidden.read,
     ):

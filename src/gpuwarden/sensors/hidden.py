@@ -13,7 +13,7 @@ from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import Gap, HiddenProcess
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.process_files import parse_status
+from gpuwarden.sensors.process.formats import parse_status
 from gpuwarden.sensors.seen import Seen
 
 # proc_pid_mountinfo(5): id parent major:minor root mount-point options … - type source options

@@ -17,9 +17,9 @@ from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host, OpenFiles
 from gpuwarden.model import Gap, Holder, NodeKind
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors import process_table
 from gpuwarden.sensors.device_nodes import Majors, assigned_majors, kind_of, read_majors
-from gpuwarden.sensors.fan_out import fan_out, workers_for
+from gpuwarden.sensors.process import stat_lines
+from gpuwarden.sensors.process.fan_out import fan_out, workers_for
 from gpuwarden.sensors.seen import Seen, StatLine
 
 # proc_pid_maps(5): start-end perms offset major:minor inode path; all but the inode hexadecimal.
@@ -132,13 +132,13 @@ def read(host: Host, seen: Seen) -> Iterator[Holder | Gap]:
         raise Unavailable("no accelerator's driver is loaded, so there is nothing to hold")
     look = _new_look(host, seen, majors)
     if not seen.table:
-        seen.table.update(process_table.read(host))
+        seen.table.update(stat_lines.read(host))
     unreadable = _complete(host, seen.table)
-    own = process_table.own_pids(host, seen.table)
+    own = stat_lines.own_pids(host, seen.table)
     lines = [
         line
         for pid, line in seen.table.items()
-        if pid not in own and not process_table.is_kernel_thread(line)
+        if pid not in own and not stat_lines.is_kernel_thread(line)
     ]
     workers = workers_for(len(lines), least_each=_LEAST_EACH) if host.is_live else 1
     if workers == 1:
@@ -174,7 +174,7 @@ def _complete(host: Host, table: dict[int, StatLine]) -> int:
     denied = 0
     for pid in missing:
         try:
-            table[pid] = process_table.read_line(host, pid)
+            table[pid] = stat_lines.read_line(host, pid)
         except Denied:
             denied += 1
         except GpuwardenError:

@@ -14,7 +14,7 @@ from gpuwarden.errors import Denied, GpuwardenError, Malformed
 from gpuwarden.host import Host
 from gpuwarden.model import Connection, Gap
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.executables import read_namespace
+from gpuwarden.sensors.process.executables import read_namespace
 from gpuwarden.sensors.seen import Seen
 
 Protocol = Literal["tcp", "tcp6", "udp", "udp6"]

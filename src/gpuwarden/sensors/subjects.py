@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gpuwarden.host import Host
 from gpuwarden.model import Connection, Gap, Process
-from gpuwarden.sensors import process_table, processes, sockets
+from gpuwarden.sensors import sockets
+from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.seen import Seen
 
 PEER_LIMIT = 256
@@ -15,11 +16,11 @@ PEER_LIMIT = 256
 def read_processes(host: Host, seen: Seen) -> Iterator[Process | Gap]:
     """Details of every client and holder, and of their parents up to pid 1."""
     if not seen.table:
-        seen.table.update(process_table.read(host))
+        seen.table.update(stat_lines.read(host))
     subjects = sorted(seen.subject_pids)
-    yield from processes.read(host, seen, subjects, role="subject")
-    parents = [pid for pid in processes.ancestors(seen, subjects) if pid not in subjects]
-    yield from processes.read(host, seen, parents, role="ancestor")
+    yield from details.read(host, seen, subjects, role="subject")
+    parents = [pid for pid in details.ancestors(seen, subjects) if pid not in subjects]
+    yield from details.read(host, seen, parents, role="ancestor")
 
 
 def read_sockets(host: Host, seen: Seen) -> Iterator[Connection | Process | Gap]:
@@ -34,5 +35,5 @@ def read_sockets(host: Host, seen: Seen) -> Iterator[Connection | Process | Gap]
     if not peers:
         return
     unknown = [pid for pid in peers if pid not in seen.processes]
-    yield from processes.read(host, seen, unknown, role="peer")
+    yield from details.read(host, seen, unknown, role="peer")
     yield from sockets.read(host, seen, peers)

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
-from gpuwarden.sensors.fan_out import in_child
+from gpuwarden.sensors.process.fan_out import in_child
 
 # passwd(5): name:password:uid:gid:gecos:home:shell; group(5): name:password:gid:member,member
 _PASSWD_LIMIT_BYTES = 8 << 20

@@ -14,9 +14,9 @@ from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import FileStatus, Host
 from gpuwarden.model import Executable
 from gpuwarden.pattern import pattern
-from gpuwarden.sensors.fan_out import in_child
-from gpuwarden.sensors.mounts import MountTable, is_network, read_mounts
-from gpuwarden.sensors.users import UserNames
+from gpuwarden.sensors.process.fan_out import in_child
+from gpuwarden.sensors.process.mounts import MountTable, is_network, read_mounts
+from gpuwarden.sensors.process.users import UserNames
 
 DELETED = " (deleted)"
 _MEMFD = "/memfd:"

@@ -12,17 +12,16 @@ from msgspec import Struct, field
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import LOGINUID_UNSET, CgroupPlacement, Executable, Gap, Process
-from gpuwarden.sensors import environment, process_table
-from gpuwarden.sensors.executables import (
+from gpuwarden.sensors.process import environment, stat_lines
+from gpuwarden.sensors.process.executables import (
     Binaries,
     new_binaries,
     parse_namespace,
     read_executable,
     split_deleted,
 )
-from gpuwarden.sensors.fan_out import fan_out, workers_for
-from gpuwarden.sensors.mapped_libraries import LibraryIdentities, read_driver_libraries
-from gpuwarden.sensors.process_files import (
+from gpuwarden.sensors.process.fan_out import fan_out, workers_for
+from gpuwarden.sensors.process.formats import (
     ARGV_LIMIT_BYTES,
     StatusLines,
     parse_argv,
@@ -32,8 +31,9 @@ from gpuwarden.sensors.process_files import (
     parse_status,
     tty_name,
 )
+from gpuwarden.sensors.process.mapped_libraries import LibraryIdentities, read_driver_libraries
+from gpuwarden.sensors.process.users import UserNames, look_up, read_names
 from gpuwarden.sensors.seen import Seen, StatLine
-from gpuwarden.sensors.users import UserNames, look_up, read_names
 
 _STATUS_LIMIT_BYTES = 16 << 10
 _CGROUP_LIMIT_BYTES = 64 << 10
@@ -151,7 +151,7 @@ def _hidden_from_us(host: Host, pid: int, error: GpuwardenError) -> Gap | None:
 def _read_one(reading: _Reading, seen: Seen, pid: int, role: str) -> Process | Gap | None:
     host = reading.host
     try:
-        line = process_table.read_line(host, pid)
+        line = stat_lines.read_line(host, pid)
     except GpuwardenError as error:
         return _hidden_from_us(host, pid, error)
     known = seen.table.get(pid)
@@ -159,7 +159,7 @@ def _read_one(reading: _Reading, seen: Seen, pid: int, role: str) -> Process | G
         return None
     process = _details(reading, line, role)
     try:
-        after = process_table.read_line(host, pid)
+        after = stat_lines.read_line(host, pid)
     except Denied:
         # It has changed its user meanwhile, not ended.
         return process
@@ -185,7 +185,7 @@ class _Fields:
 def _details(reading: _Reading, line: StatLine, role: str) -> Process:
     host, pid, fields = reading.host, line.pid, _Fields()
     folder = f"/proc/{pid}"
-    kernel = process_table.is_kernel_thread(line)
+    kernel = stat_lines.is_kernel_thread(line)
     has_memory = not kernel and line.state not in "ZX"
     status = fields.get(
         "uid effective_uid gid pids_in_namespaces",
