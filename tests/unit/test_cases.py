@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.expected import slurm_gres, slurm_jobs
 from gpuwarden.expected.kubernetes import parse_pod_resources
+from gpuwarden.expected.slurm import gres as slurm_gres
+from gpuwarden.expected.slurm import jobs as slurm_jobs
 from gpuwarden.finding import Report, Row
 from gpuwarden.judge import judge
 from gpuwarden.model import Container, PersistenceEntry, Snapshot

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed, TimedOut, Unavailable
-from gpuwarden.expected import slurm, slurm_jobs
-from gpuwarden.expected.slurm_gres import Gres, parse_gres
+from gpuwarden.expected import slurm
+from gpuwarden.expected.slurm import jobs as slurm_jobs
+from gpuwarden.expected.slurm.gres import Gres, parse_gres
 from gpuwarden.host import CommandOutput
 from gpuwarden.model import CgroupPlacement, Process, SourceRun, Workload
 from gpuwarden.sensors.seen import Seen, StatLine

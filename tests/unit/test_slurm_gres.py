@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
-from gpuwarden.expected.slurm_gres import (
+from gpuwarden.expected.slurm.gres import (
     HOSTLIST_LIMIT,
     Gres,
     GresDevice,

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed, TimedOut, Unavailable
-from gpuwarden.expected import systemd, systemd_units
-from gpuwarden.expected.systemd_units import Directives, allotted_gpus, unit_of_path
+from gpuwarden.expected import systemd
+from gpuwarden.expected.systemd import units
+from gpuwarden.expected.systemd.units import Directives, allotted_gpus, unit_of_path
 from gpuwarden.host import CommandOutput
 from gpuwarden.model import Gpu, Process, SourceRun, Workload
 from gpuwarden.sensors import cgroup
@@ -301,7 +302,7 @@ def test_any_bytes_are_read_or_malformed(data: bytes) -> None:
     text = data.decode("utf-8", "backslashreplace")
     for head in ("", "Id=a.service\n", "[Service]\nDeviceAllow="):
         try:
-            for unit in systemd_units.parse_show((head + text).encode()).values():
+            for unit in units.parse_show((head + text).encode()).values():
                 allotted_gpus(unit.device_allow, [])
         except Malformed:
             pass

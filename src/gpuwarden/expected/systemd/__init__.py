@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
-from gpuwarden.expected import systemd_units as units
-from gpuwarden.expected.systemd_units import Unit
+from gpuwarden.expected.systemd import units
+from gpuwarden.expected.systemd.units import Unit
 from gpuwarden.host import Host
 from gpuwarden.model import SourceRun, Workload
 from gpuwarden.sensors.seen import Seen

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Malformed, TimedOut, Unavailable
-from gpuwarden.expected import slurm_jobs as jobs
-from gpuwarden.expected.slurm_gres import Gres, GresLayout, gpu_references
-from gpuwarden.expected.slurm_site import (
+from gpuwarden.expected.slurm import jobs
+from gpuwarden.expected.slurm.gres import Gres, GresLayout, gpu_references
+from gpuwarden.expected.slurm.site import (
     Site,
     find_site,
     gres_layout,

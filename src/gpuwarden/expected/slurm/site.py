@@ -12,7 +12,7 @@ from functools import cached_property
 from msgspec import Struct, field
 
 from gpuwarden.errors import GpuwardenError, Malformed
-from gpuwarden.expected.slurm_gres import (
+from gpuwarden.expected.slurm.gres import (
     GresDevice,
     GresLayout,
     configuration_lines,

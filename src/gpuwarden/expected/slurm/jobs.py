@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gpuwarden.errors import Malformed, Unavailable
-from gpuwarden.expected.slurm_gres import Gres, host_position, parse_gres
+from gpuwarden.expected.slurm.gres import Gres, host_position, parse_gres
 from gpuwarden.host import CommandOutput
 from gpuwarden.pattern import pattern
 
