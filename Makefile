@@ -24,7 +24,7 @@ lock:
 	@scripts/lock $(ARGS)
 
 bench:
-	@scripts/setup bench
+	@scripts/setup test
 	@.venv/bin/python bench/scan_speed.py $(ARGS)
 
 clean:
