@@ -100,9 +100,7 @@ def test_it_holds_types_licence_and_wire_modules_and_nothing_of_the_tests(wheel:
 
 
 def test_it_holds_every_module_of_the_source(wheel: Path) -> None:
-    source = {
-        path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")
-    }
+    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert source - set(ZipFile(wheel).namelist()) == set()
 
 
