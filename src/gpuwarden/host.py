@@ -6,21 +6,29 @@ tree; tests hand it a folder. Reads are bounded and never block on a FIFO or a d
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
 import stat
-import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NoReturn
 
 from msgspec import Struct
 
+from gpuwarden import host_calls
 from gpuwarden.errors import Denied, Malformed, TimedOut, Unavailable
+from gpuwarden.host_calls import FileStatus, SharedMapping, Statx
+
+__all__ = [
+    "FILE_LIMIT_BYTES",
+    "LINK_LIMIT",
+    "CommandOutput",
+    "FileStatus",
+    "Host",
+    "OpenFiles",
+    "SharedMapping",
+]
 
 FILE_LIMIT_BYTES = 4 << 20
 """Default bound of one read; a longer file is cut there."""
@@ -28,56 +36,6 @@ OUTPUT_LIMIT_BYTES = 32 << 20
 LINK_LIMIT = 40
 RING_RECORD_BYTES = 8192
 RING_RECORDS_LIMIT = 200_000
-
-_AT_FDCWD = -100
-_AT_STATX_DONT_SYNC = 0x4000
-_STATX_BASIC_STATS = 0x7FF
-# struct statx (linux/stat.h): mask u32 @0, nlink u32 @16, uid @20, gid @24, mode u16 @28,
-# ino u64 @32, size u64 @40, rdev_major u32 @128, rdev_minor @132, dev_major @136, dev_minor @140.
-_STATX_BYTES = 256
-_STATX_TYPE_AND_INODE = 0x101
-# struct linux_dirent64 (getdents64(2)): inode u64 @0, offset u64 @8, length u16 @16, type u8 @18,
-# name @19, ended by NUL.
-_GETDENTS64_NUMBERS = {"x86_64": 217, "aarch64": 61}
-_GETDENTS_BYTES = 1 << 16
-_KILL_NUMBERS = {"x86_64": 62, "aarch64": 129}
-# struct procmap_query (linux/fs.h, kernel 6.11): size, query_flags, query_addr, vma_start, vma_end,
-# vma_flags, vma_page_size, vma_offset, inode (u64 each), dev_major, dev_minor, name and build-id
-# sizes (u32 each), their addresses (u64 each).
-_PROCMAP_QUERY = struct.Struct("=9Q4I2Q")
-_PROCMAP_QUERY_REQUEST = 0xC0686611
-_PROCMAP_SHARED_FILE_FROM_HERE_ON = 0x08 | 0x10 | 0x20
-_PROCMAP_QUERY_FIRST = _PROCMAP_QUERY.pack(
-    _PROCMAP_QUERY.size, _PROCMAP_SHARED_FILE_FROM_HERE_ON, *(0,) * 13
-)
-_MAPPING_LIMIT = 4096
-
-
-class FileStatus(Struct, frozen=True):
-    """What statx says of a file, without asking a network file server."""
-
-    mode: int
-    uid: int
-    gid: int
-    inode: int
-    size_bytes: int
-    link_count: int
-    device: tuple[int, int]
-    """(major, minor) of the file system the file is on."""
-    special: tuple[int, int]
-    """(major, minor) that a device node stands for; (0, 0) for other files."""
-
-    @property
-    def is_character_device(self) -> bool:
-        return stat.S_ISCHR(self.mode)
-
-    @property
-    def is_regular(self) -> bool:
-        return stat.S_ISREG(self.mode)
-
-    @property
-    def is_directory(self) -> bool:
-        return stat.S_ISDIR(self.mode)
 
 
 class OpenFiles(Struct, frozen=True):
@@ -89,16 +47,6 @@ class OpenFiles(Struct, frozen=True):
     """Inodes of the sockets."""
     unread: int = 0
     """Descriptors that exist and that we may not look behind."""
-
-
-class SharedMapping(Struct, frozen=True):
-    """A shared mapping of a file, as the kernel keeps it."""
-
-    start: int
-    end: int
-    device: tuple[int, int]
-    """(major, minor) of the file system the file is on."""
-    inode: int
 
 
 class CommandOutput(Struct, frozen=True):
@@ -119,27 +67,6 @@ def _raise(error: OSError, what: str) -> NoReturn:
     raise Unavailable(f"{what}: {error.strerror or error}") from error
 
 
-_errno_libc = ctypes.CDLL(None, use_errno=True)
-_libc = ctypes.CDLL(None)
-"""Without argument types and errno: called a hundred thousand times a scan."""
-
-
-def _statx_function() -> ctypes._NamedFuncPointer | None:
-    try:
-        function = ctypes.CDLL(None, use_errno=True).statx
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [
-        ctypes.c_int,
-        ctypes.c_char_p,
-        ctypes.c_int,
-        ctypes.c_uint,
-        ctypes.c_void_p,
-    ]
-    function.restype = ctypes.c_int
-    return function
-
-
 class Host:
     """A machine seen through its files; ``root`` is ``/`` or where another host is mounted."""
 
@@ -149,10 +76,7 @@ class Host:
     def __init__(self, root: str = "/") -> None:
         self.root = os.path.abspath(root)
         self._prefix = "" if self.root == "/" else self.root
-        self._statx = _statx_function()
-        self._statx_buffer = ctypes.create_string_buffer(_STATX_BYTES)
-        view = memoryview(self._statx_buffer).cast("B")
-        self._statx_words = (view.cast("I"), view.cast("Q"))
+        self._statx = Statx()
 
     # ---------------------------------------------------------------- where
 
@@ -288,41 +212,10 @@ class Host:
         return self._status(self.path(path), path)
 
     def _status(self, real: str, shown: str) -> FileStatus:
-        if self._statx is None:
-            try:
-                s = os.stat(real)
-            except OSError as error:
-                _raise(error, shown)
-            return FileStatus(
-                mode=s.st_mode,
-                uid=s.st_uid,
-                gid=s.st_gid,
-                inode=s.st_ino,
-                size_bytes=s.st_size,
-                link_count=s.st_nlink,
-                device=(os.major(s.st_dev), os.minor(s.st_dev)),
-                special=(os.major(s.st_rdev), os.minor(s.st_rdev)),
-            )
-        raw = self._statx_buffer
-        done = self._statx(
-            _AT_FDCWD, os.fsencode(real), _AT_STATX_DONT_SYNC, _STATX_BASIC_STATS, raw
-        )
-        if done != 0:
-            code = ctypes.get_errno()
-            _raise(OSError(code, os.strerror(code)), shown)
-        view = memoryview(raw)
-        u32 = view.cast("B").cast("I")
-        u64 = view.cast("B").cast("Q")
-        return FileStatus(
-            mode=u32[7] & 0xFFFF,
-            uid=u32[5],
-            gid=u32[6],
-            inode=u64[4],
-            size_bytes=u64[5],
-            link_count=u32[4],
-            device=(u32[34], u32[35]),
-            special=(u32[32], u32[33]),
-        )
+        try:
+            return self._statx.status(real)
+        except OSError as error:
+            _raise(error, shown)
 
     def device_number(self, path: str) -> tuple[int, int] | None:
         """(major, minor) if ``path`` leads to a character device, else None."""
@@ -353,30 +246,11 @@ class Host:
 
         The same as ``pids`` where the number of that call is not known. Errors as ``names``.
         """
-        number = _GETDENTS64_NUMBERS.get(os.uname().machine)
-        if number is None:
-            return self.pids()
         try:
-            descriptor = os.open(self._prefix + "/proc", os.O_RDONLY | os.O_DIRECTORY)
+            names = host_calls.directory_names(self._prefix + "/proc")
         except OSError as error:
             _raise(error, "/proc")
-        names: list[bytes] = []
-        buffer = ctypes.create_string_buffer(_GETDENTS_BYTES)
-        wanted = ctypes.c_long(_GETDENTS_BYTES)
-        try:
-            while True:
-                size = _libc.syscall(*map(ctypes.c_long, (number, descriptor)), buffer, wanted)
-                if size <= 0:
-                    break
-                raw = buffer.raw[:size]
-                at = 0
-                while at + 19 < size:
-                    length = raw[at + 16] | raw[at + 17] << 8
-                    names.append(raw[at + 19 : raw.index(0, at + 19)])
-                    at += max(length, 24)
-        finally:
-            os.close(descriptor)
-        if size < 0:
+        if names is None:
             return self.pids()
         return sorted(int(name) for name in names if name.isdigit())
 
@@ -386,34 +260,20 @@ class Host:
         Errors: Unavailable, Denied for the directory itself. A descriptor that closes meanwhile is
         left out.
         """
-        if self._statx is None:
+        if not self._statx.is_here:
             return self._open_files_one_by_one(directory)
         try:
             handle = os.open(self._prefix + directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             _raise(error, directory)
-        devices: list[tuple[int, tuple[int, int]]] = []
-        sockets: list[int] = []
-        unread = 0
-        buffer = self._statx_buffer
-        statx = _libc.statx
-        u32, u64 = self._statx_words
         try:
-            for name in os.listdir(handle):
-                raw = name.encode()
-                if statx(handle, raw, _AT_STATX_DONT_SYNC, _STATX_TYPE_AND_INODE, buffer) != 0:
-                    unread += self._is_denied(f"{directory}/{name}")
-                    continue
-                kind = u32[7] & 0xF000
-                if kind == stat.S_IFCHR:
-                    devices.append((int(name), (u32[32], u32[33])))
-                elif kind == stat.S_IFSOCK:
-                    sockets.append(u64[4])
+            found = self._statx.devices_and_sockets(handle)
         except OSError as error:
             _raise(error, directory)
         finally:
             os.close(handle)
-        return OpenFiles(devices, sockets, unread)
+        unread = sum(self._is_denied(f"{directory}/{name}") for name in found.refused)
+        return OpenFiles(found.devices, found.sockets, unread)
 
     def _open_files_one_by_one(self, directory: str) -> OpenFiles:
         """``open_files`` by one ``link_target_status`` a descriptor: slower, and overridable."""
@@ -452,24 +312,12 @@ class Host:
             descriptor = os.open(self._prefix + path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             _raise(error, path)
-        found: list[SharedMapping] = []
-        query = bytearray(_PROCMAP_QUERY_FIRST)
         try:
-            while len(found) < _MAPPING_LIMIT:
-                fcntl.ioctl(descriptor, _PROCMAP_QUERY_REQUEST, query)
-                answer = _PROCMAP_QUERY.unpack(query)
-                found.append(SharedMapping(answer[3], answer[4], answer[9:11], answer[8]))
-                query[:] = _PROCMAP_QUERY_FIRST
-                query[16:24] = answer[4].to_bytes(8, sys.byteorder)
+            return host_calls.shared_mappings(descriptor)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESRCH):
-                return found
-            if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-                return None
             _raise(error, path)
         finally:
             os.close(descriptor)
-        return found
 
     # ---------------------------------------------------------------- the live machine only
 
@@ -519,13 +367,10 @@ class Host:
 
         About a million a second. Empty where the machine is not live.
         """
-        number = _KILL_NUMBERS.get(os.uname().machine)
-        if not self.is_live or number is None:
+        answering = host_calls.answering_pids(pids) if self.is_live else []
+        if answering is None:
             return [pid for pid in pids if self.answers_signal(pid)]
-        call = _errno_libc.syscall
-        return [
-            pid for pid in pids if call(number, pid, 0) == 0 or ctypes.get_errno() == errno.EPERM
-        ]
+        return answering
 
     def command(
         self, argv: list[str], *, deadline_seconds: float, environment: dict[str, str] | None = None
