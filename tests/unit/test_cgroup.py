@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.model import CgroupPlacement
-from gpuwarden.sensors.cgroup import CHAIN_LIMIT, containers_in, place
+from gpuwarden.sensors.cgroup import containers_in, place
+from gpuwarden.sensors.cgroup_path import CHAIN_LIMIT
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/cgroups"
 CASES = Path(__file__).parents[3] / "shared/cases/c"
