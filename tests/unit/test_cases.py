@@ -28,8 +28,8 @@ from gpuwarden.sensors.autostarts.startup_files import parse_preload
 from gpuwarden.sensors.autostarts.supervisord import parse_supervisord
 from gpuwarden.sensors.autostarts.systemd_units import parse_unit
 from gpuwarden.sensors.cgroup import place
-from gpuwarden.sensors.kernel_log import parse_lines
 from gpuwarden.sensors.runtimes.docker_api import parse_docker_inspect
+from gpuwarden.sensors.xid_lines import parse_lines
 from gpuwarden.snapshot import open_recording
 from tests.support.cases import ARGUED, CGROUPS, DUMPS, MINER_LINES, SAID, XIDS
 from tests.support.nodes import NodeBuilder, executable, gpu_id

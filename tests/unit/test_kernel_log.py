@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from gpuwarden.errors import Denied, Unavailable
 from gpuwarden.host import CommandOutput, Host
 from gpuwarden.model import Gap, XidEvent
-from gpuwarden.sensors.kernel_log import (
-    normalise_pci_address,
-    parse_kmsg,
-    parse_lines,
-    read,
-)
+from gpuwarden.sensors.kernel_log import read
 from gpuwarden.sensors.seen import Seen
+from gpuwarden.sensors.xid_lines import normalise_pci_address, parse_kmsg, parse_lines
 
 REPOSITORY = Path(__file__).parents[2]
 CASES = REPOSITORY.parent / "shared" / "cases" / "d"
