@@ -113,7 +113,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _load_policy(path: str | None) -> tuple[Policy, str | None]:
     from gpuwarden.host import Host
-    from gpuwarden.policy import POLICY_LIMIT_BYTES, Policy, parse_policy
+    from gpuwarden.policy import Policy
+    from gpuwarden.policy_file import POLICY_LIMIT_BYTES, parse_policy
     from gpuwarden.rules.registry import RULE_IDS
 
     wanted = path or DEFAULT_POLICY

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpuwarden.model import Fact, NodeFacts, SensorRun, Snapshot, SourceRun
-from gpuwarden.outputs.words import cut, escape
+from gpuwarden.outputs.sheet import cut
+from gpuwarden.outputs.words import escape
 
 DOCTOR_SCHEMA = "gpuwarden.doctor"
 

@@ -21,7 +21,8 @@ import pytest
 from gpuwarden.finding import Report, Row
 from gpuwarden.judge import exit_code, judge
 from gpuwarden.model import Snapshot
-from gpuwarden.policy import Policy, parse_policy
+from gpuwarden.policy import Policy
+from gpuwarden.policy_file import parse_policy
 from gpuwarden.scan import ScanOptions, take_snapshot
 from gpuwarden.snapshot import decode, encode
 from tests.support.containers import busybox_root, fake_node, no_new_cgroups, podman, wait_until

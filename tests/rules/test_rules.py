@@ -14,7 +14,8 @@ import pytest
 
 from gpuwarden.finding import VERDICTS, Advisory, Verdict
 from gpuwarden.judge import judge
-from gpuwarden.policy import Policy, parse_policy
+from gpuwarden.policy import Policy
+from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules import advisories, node_rules, row_rules
 from gpuwarden.rules.advisories import VERDICT_ADVISORIES
 from gpuwarden.rules.registry import RULE_IDS, RULES, Rule

@@ -43,7 +43,8 @@ from gpuwarden.model import (
     Workload,
     XidEvent,
 )
-from gpuwarden.policy import Policy, parse_policy
+from gpuwarden.policy import Policy
+from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules.registry import RULE_IDS
 from gpuwarden.scan import sensor_names
 from gpuwarden.sensors.cgroup import place

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gpuwarden.cli import main
 from gpuwarden.outputs import json_output, table
-from gpuwarden.outputs.words import cut, escape
+from gpuwarden.outputs.sheet import cut
+from gpuwarden.outputs.words import escape
 from gpuwarden.snapshot import write
 from tests.conftest import Golden
 from tests.support.nodes import NodeBuilder, executable, gpu_id

@@ -7,7 +7,8 @@ import json
 import yaml
 
 from gpuwarden import expectation
-from gpuwarden.policy import Policy, parse_policy
+from gpuwarden.policy import Policy
+from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules.registry import RULE_IDS
 from tests.support.nodes import NodeBuilder, executable, policy_of
 

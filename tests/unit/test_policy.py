@@ -10,15 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwarden.errors import UsageError
-from gpuwarden.policy import (
-    Match,
-    Policy,
-    PolicyException,
-    PolicyWorkload,
-    Thresholds,
-    parse_peer,
-    parse_policy,
-)
+from gpuwarden.policy import Match, Policy, PolicyException, PolicyWorkload, Thresholds, parse_peer
+from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules.registry import RULE_IDS
 
 WHOLE = b"""\

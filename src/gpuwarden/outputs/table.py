@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from io import StringIO
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from gpuwarden.finding import Evidence, Finding, Report, Row, severity_rank
-from gpuwarden.outputs.words import age, cut, escape, memory, moment, percent
+from gpuwarden.outputs.sheet import Sheet, cells, cut
+from gpuwarden.outputs.words import age, escape, memory, moment, percent
 
 NARROWEST = 60
 # Title and the widest that a column may grow; BINARY and PLACE then share what is left.
@@ -32,6 +27,7 @@ COLLAPSE_ABOVE = 3
 """More findings than this of one rule, below ``error``, are told together."""
 SUBJECTS_SHOWN = 12
 EVIDENCE_SHOWN = 12
+NOTES_SHOWN = 6
 DECISION_TREE = "decision tree"
 DUMP_ORIGIN_PREFIX = "nvidia-smi"
 
@@ -89,32 +85,31 @@ def _cells(row: Row, workers: int) -> tuple[str, str, str, str, str, str, str, s
     )
 
 
-def _processes(report: Report, width: int) -> Table:
+def _print_processes(sheet: Sheet, report: Report) -> None:
     """One line a process; binary and place share what the other columns leave."""
     rows = [row for row in report.rows if not _is_bystander(row)]
+    if not rows:
+        return
     lines = [(row, _cells(row, workers)) for row, workers in _collapse_workers(rows)]
     widths = [
-        min(max(len(title), *(len(cells[i]) for _, cells in lines)), limit)
+        min(max(len(title), *(cells(line[i]) for _, line in lines)), limit)
         for i, (title, limit) in enumerate(COLUMNS)
     ]
-    spare = width - sum(widths) + widths[BINARY] + widths[PLACE] - (len(COLUMNS) - 1)
+    spare = sheet.width - sum(widths) + widths[BINARY] + widths[PLACE] - (len(COLUMNS) - 1)
     if widths[BINARY] + widths[PLACE] > spare:
         # The place is usually short: it gets what it needs up to half, the binary's end the rest.
         widths[PLACE] = max(min(widths[PLACE], spare // 2), 4)
         widths[BINARY] = max(spare - widths[PLACE], 8)
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for i, (title, _) in enumerate(COLUMNS):
-        table.add_column(
-            title, width=widths[i], no_wrap=True, justify="right" if i in RIGHT_ALIGNED else "left"
-        )
-    for row, cells in lines:
-        fitted: list[str | Text] = [
+    fitted = [
+        [
             cut(cell, widths[i], keep="end" if i == BINARY else "start")
-            for i, cell in enumerate(cells)
+            for i, cell in enumerate(line)
         ]
-        fitted[-1] = Text(str(fitted[-1]), style=_row_style(row))
-        table.add_row(*fitted)
-    return table
+        for _, line in lines
+    ]
+    sheet.columns([[title for title, _ in COLUMNS]], widths, right=RIGHT_ALIGNED, styles=[""])
+    styles = [_row_style(row) for row, _ in lines]
+    sheet.columns(fitted, widths, right=RIGHT_ALIGNED, styles=styles)
 
 
 def _is_bystander(row: Row) -> bool:
@@ -154,19 +149,16 @@ def _idle(report: Report) -> str:
     return "Nothing seen on GPU " + "; ".join(parts)
 
 
-def _evidence_lines(evidence: Sequence[Evidence]) -> Iterator[Text]:
+def _print_evidence(sheet: Sheet, evidence: Sequence[Evidence]) -> None:
     order = {"complete": 0, "strong": 1, "weak": 2, "fact": 3}
     items = [e for e in evidence if e.source != DECISION_TREE]
     items.sort(key=lambda e: order[e.strength])
     for item in items[:EVIDENCE_SHOWN]:
-        label = f"{item.kind}{' (weak)' if item.strength == 'weak' else ''}: " if item.kind else ""
-        line = Text("- ")
-        line.append(label, style="bold")
-        line.append(escape(item.text))
-        line.append(f"  [{escape(item.source)}]", style="dim")
-        yield line
+        kind = f"{item.kind}{' (weak)' if item.strength == 'weak' else ''}: " if item.kind else ""
+        text = f"{escape(item.text)}  [{escape(item.source)}]"
+        sheet.lead(f"- {kind}", text, indent=2, hang=2, style="bold")
     if len(items) > EVIDENCE_SHOWN:
-        yield Text(f"- and {len(items) - EVIDENCE_SHOWN} more (in --format json)")
+        sheet.add(f"- and {len(items) - EVIDENCE_SHOWN} more (in --format json)", indent=2)
 
 
 def _subject_line(report: Report, finding: Finding) -> str:
@@ -195,38 +187,31 @@ def _subject_line(report: Report, finding: Finding) -> str:
     return ", ".join(parts)
 
 
-def _print_finding(console: Console, report: Report, group: Sequence[Finding]) -> None:
+def _print_finding(sheet: Sheet, report: Report, group: Sequence[Finding]) -> None:
     first = group[0]
-    head = Text(f"{first.severity.upper()} ", style=STYLES[first.severity])
     title = first.title if len(group) == 1 else f"{first.title} (and {len(group) - 1} more like it)"
-    head.append(escape(title), style="bold")
-    console.print(head)
-    console.print(Padding(Text(f"{first.rule}, id {first.id}", style="dim"), (0, 0, 0, 2)))
+    sheet.lead(f"{first.severity.upper()} ", escape(title), style=STYLES[first.severity])
+    sheet.add(f"{first.rule}, id {first.id}", indent=2, style="dim")
     if first.silenced_by:
-        console.print(Padding(Text(escape(first.silenced_by)), (0, 0, 0, 2)))
+        sheet.add(escape(first.silenced_by), indent=2)
     for finding in group[:SUBJECTS_SHOWN]:
         line = _subject_line(report, finding)
         if len(group) > 1 and finding.subject.gpu:
             line = f"{finding.subject.gpu}: {line}" if line else finding.subject.gpu
         if line:
-            console.print(Padding(Text(line), (0, 0, 0, 2)))
+            sheet.add(line, indent=2)
     if len(group) > SUBJECTS_SHOWN:
-        console.print(Padding(Text(f"and {len(group) - SUBJECTS_SHOWN} more"), (0, 0, 0, 2)))
-    console.print(Padding(Text(escape(first.explanation)), (0, 0, 0, 2)))
-    for line_text in _evidence_lines(first.evidence):
-        console.print(Padding(line_text, (0, 0, 0, 2)))
+        sheet.add(f"and {len(group) - SUBJECTS_SHOWN} more", indent=2)
+    sheet.add(escape(first.explanation), indent=2)
+    _print_evidence(sheet, first.evidence)
     path = [e.text for e in first.evidence if e.source == DECISION_TREE]
     if path:
-        console.print(Padding(Text("Decided by: " + escape(" → ".join(path))), (0, 0, 0, 2)))
+        sheet.add("Decided by: " + escape(" → ".join(path)), indent=2, hang=2)
     if severity_rank(first.severity) > 0 and not first.silenced_by:
-        console.print(Padding(Text("Next steps", style="bold"), (0, 0, 0, 2)))
+        sheet.add("Next steps", indent=2, style="bold")
         for number, step in enumerate(first.advice, start=1):
-            grid = Table.grid(padding=(0, 1, 0, 0))
-            grid.add_column(width=2, justify="right")
-            grid.add_column()
-            grid.add_row(f"{number}.", Text(escape(step)))
-            console.print(Padding(grid, (0, 0, 0, 2)))
-    console.print()
+            sheet.add(f"{number}. {escape(step)}", indent=2, hang=len(f"{number}. "))
+    sheet.blank()
 
 
 def _groups(findings: Sequence[Finding]) -> Iterator[list[Finding]]:
@@ -277,56 +262,50 @@ def _set_line(report: Report) -> str:
     return "Expected set: " + "; ".join(parts)
 
 
+def _head(report: Report) -> str:
+    node = report.node
+    when = moment(report.taken_at_ns) if report.taken_at_ns else "time unknown"
+    parts = [f"gpuwarden {report.tool_version}", escape(node.hostname), when]
+    if node.driver_version:
+        parts.append(f"driver {escape(node.driver_version)}")
+    whole = sum(1 for g in report.gpus if g.parent_id is None)
+    parts.append(f"{whole} GPU{'' if whole == 1 else 's'}")
+    if node.origin not in ("live", "root"):
+        parts.append(f"read from {node.origin}")
+    return ", ".join(parts)
+
+
 def render(report: Report, *, width: int, colour: bool, exit_code: int | None = None) -> str:
     """The whole report as text ``width`` columns wide."""
-    buffer = StringIO()
-    console = Console(
-        file=buffer,
-        width=max(width, NARROWEST),
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        emoji=False,
-        markup=False,
-        legacy_windows=False,
-    )
-    node = report.node
-    whole = [g for g in report.gpus if g.parent_id is None]
-    when = moment(report.taken_at_ns) if report.taken_at_ns else "time unknown"
-    head = [f"gpuwarden {report.tool_version}", escape(node.hostname), when]
-    if node.driver_version:
-        head.append(f"driver {escape(node.driver_version)}")
-    head.append(f"{len(whole)} GPU{'' if len(whole) == 1 else 's'}")
-    if node.origin not in ("live", "root"):
-        head.append(f"read from {node.origin}")
-    console.print(Text(", ".join(head), style="bold"))
-    console.print()
-    if any(not _is_bystander(row) for row in report.rows):
-        console.print(_processes(report, console.width))
+    sheet = Sheet(max(width, NARROWEST), colour=colour)
+    sheet.add(_head(report), style="bold")
+    sheet.blank()
+    _print_processes(sheet, report)
     for line in (_idle(report), _bystanders(report)):
         if line:
-            console.print(Text(line))
+            sheet.add(line)
     if not report.rows and not report.gpus:
-        console.print(Text("No accelerator was seen on this node."))
-    console.print()
+        sheet.add("No accelerator was seen on this node.")
+    sheet.blank()
     for group in _groups([f for f in report.findings if f.severity != "info"]):
-        _print_finding(console, report, group)
+        _print_finding(sheet, report, group)
     infos = [f for f in report.findings if f.severity == "info"]
     if infos:
         noted = "; ".join(
-            f"{f.title}: {f.evidence[0].text}" if f.evidence else f.title for f in infos[:6]
+            f"{f.title}: {f.evidence[0].text}" if f.evidence else f.title
+            for f in infos[:NOTES_SHOWN]
         )
-        console.print(Text("Noted: " + escape(noted)))
-        console.print()
-    if not node.origin.startswith(DUMP_ORIGIN_PREFIX):
-        console.print(Text(_set_line(report)))
+        sheet.add("Noted: " + escape(noted))
+        sheet.blank()
+    if not report.node.origin.startswith(DUMP_ORIGIN_PREFIX):
+        sheet.add(_set_line(report))
     unseen = list(_coverage(report))
     if unseen:
-        console.print(Text("Could not be seen:", style="bold"))
+        sheet.add("Could not be seen:", style="bold")
         for line in unseen:
-            console.print(Padding(Text("- " + escape(line)), (0, 0, 0, 2)))
-    console.print(Text(_summary(report, exit_code)))
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+            sheet.add("- " + escape(line), indent=2, hang=2)
+    sheet.add(_summary(report, exit_code))
+    return sheet.text()
 
 
 def _summary(report: Report, exit_code: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Words for a terminal: control characters escaped, sizes and ages short, cells cut to fit."""
+"""Words for a person: control characters escaped, sizes, times and ages short."""
 
 from __future__ import annotations
 
@@ -62,12 +62,3 @@ def age(from_ns: int | None, to_ns: int) -> str:
     if minutes:
         return f"{minutes} min"
     return f"{seconds} s"
-
-
-def cut(text: str, width: int, *, keep: str = "start") -> str:
-    """At most ``width`` cells; an ellipsis marks the end, or the beginning, that was cut off."""
-    if len(text) <= width:
-        return text
-    if width <= 1:
-        return text[:width]
-    return text[: width - 1] + "…" if keep == "start" else "…" + text[-(width - 1) :]

@@ -186,7 +186,7 @@ def _place(exe: Executable) -> Iterator[Evidence]:
             source=source,
             text=f"its binary lies in a temporary directory: {exe.path}",
         )
-    if exe.path_is_genuine is False:
+    if exe.path_is_genuine is False and not exe.deleted:
         yield Evidence(
             kind="masquerade",
             strength="strong",
