@@ -144,7 +144,9 @@ def running_systemd(units: Mapping[str, str]) -> Iterator[SystemdMachine]:
             # The first process of a pid namespace takes all the others with it.
             _kill(init_pid)
         else:
-            _kill(outer.pid)
+            # Whoever is left over would keep the pipe open that is read below.
+            for pid in [*_descendants(outer.pid), outer.pid]:
+                _kill(pid)
         try:
             outer.communicate(timeout=20)
         except subprocess.TimeoutExpired:
