@@ -112,8 +112,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _load_policy(path: str | None) -> tuple[Policy, str | None]:
-    from gpuwarden.host import Host
     from gpuwarden.policy import Policy
+
+    if path is None and not os.path.lexists(DEFAULT_POLICY):
+        return Policy(), None
+    from gpuwarden.host import Host
     from gpuwarden.policy_file import POLICY_LIMIT_BYTES, parse_policy
     from gpuwarden.rules.registry import RULE_IDS
 
@@ -121,8 +124,6 @@ def _load_policy(path: str | None) -> tuple[Policy, str | None]:
     try:
         data = Host().read_bytes(os.path.abspath(wanted), POLICY_LIMIT_BYTES + 1)
     except Unavailable as error:
-        if path is None:
-            return Policy(), None
         raise UsageError(f"{wanted}: cannot be read: no such file") from error
     except GpuwardenError as error:
         raise UsageError(f"{wanted}: cannot be read: {error}") from error
@@ -154,7 +155,13 @@ def _snapshot(arguments: argparse.Namespace) -> Snapshot:
                 f"there are: {', '.join(sensor_names())}"
             )
     options = ScanOptions(sensors=chosen, nvml_library=arguments.nvml_library, deep=arguments.deep)
-    return take_snapshot(Host(arguments.root), options)
+    return take_snapshot(Host(arguments.root), options, meanwhile=_load_judgement)
+
+
+def _load_judgement() -> None:
+    """Imports what comes after looking, in the time in which the driver's child is at work."""
+    import gpuwarden.judge
+    import gpuwarden.outputs.table  # noqa: F401
 
 
 def _width() -> int:
@@ -166,10 +173,11 @@ def _colour() -> bool:
 
 
 def _scan(arguments: argparse.Namespace) -> int:
+    policy, policy_path = _load_policy(arguments.policy)
+    snapshot = _snapshot(arguments)
     from gpuwarden.judge import exit_code, judge
 
-    policy, policy_path = _load_policy(arguments.policy)
-    report = judge(_snapshot(arguments), policy, policy_path)
+    report = judge(snapshot, policy, policy_path)
     code = exit_code(report, arguments.fail_on)
     if arguments.format == "json":
         from gpuwarden.outputs import json_output

@@ -124,7 +124,11 @@ def judge_rows(node: Node, policy: Policy) -> list[Row]:
     listed: dict[int, list[Row]] = {}
     rows: list[Row] = []
     for subject in subjects(node):
-        answer = decide(node, policy, subject)
+        try:
+            answer = decide(node, policy, subject)
+        except Exception as error:  # noqa: BLE001
+            # A defect in judging one process must neither clear it nor hide the others.
+            answer = Answer("unreadable", (f"judged? no: {type(error).__name__}: {error}",))
         row = _row(node, subject, answer)
         if subject.clients:
             listed.setdefault(subject.pid, []).append(row)

@@ -220,10 +220,23 @@ class Node:
             process = parent
 
     def container_of(self, process: Process) -> Container | None:
+        """Its container by the id in its cgroup, else the one whose mounts it shares."""
         placement = process.cgroup
-        if placement is None or placement.container_id is None:
+        if placement is not None and placement.container_id is not None:
+            return self.containers.get(placement.container_id)
+        # Bare runc and ctr leave no id in the path: their mount namespace tells.
+        mounts = process.namespaces.get("mnt")
+        if mounts is None or self.shares_host_namespace(process, "mnt") is not False:
             return None
-        return self.containers.get(placement.container_id)
+        return self._containers_by_mounts.get(mounts)
+
+    @cached_property
+    def _containers_by_mounts(self) -> dict[int, Container]:
+        return {
+            c.mount_namespace: c
+            for c in self.snapshot.containers
+            if c.mount_namespace is not None and c.confirmed
+        }
 
     @cached_property
     def init(self) -> Process | None:

@@ -156,8 +156,16 @@ def sensor_names() -> tuple[str, ...]:
     return SENSOR_NAMES
 
 
-def take_snapshot(host: Host, options: ScanOptions | None = None) -> Snapshot:
-    """Reads everything once. Never raises for what a sensor meets; it is in ``sensors``."""
+def take_snapshot(
+    host: Host,
+    options: ScanOptions | None = None,
+    *,
+    meanwhile: Callable[[], None] | None = None,
+) -> Snapshot:
+    """Reads everything once. Never raises for what a sensor meets; it is in ``sensors``.
+
+    ``meanwhile`` is called once the driver is being asked in its child, which takes a while.
+    """
     options = options or ScanOptions()
     taken_at_ns = time.time_ns()
     seen = Seen(deep=options.deep)
@@ -178,6 +186,9 @@ def take_snapshot(host: Host, options: ScanOptions | None = None) -> Snapshot:
             )
         except GpuwardenError as error:
             refused = error
+
+    if meanwhile is not None:
+        meanwhile()
 
     def read_nvml() -> Iterable[AnyFact]:
         if query is None:

@@ -17,7 +17,7 @@ from gpuwarden.policy import Policy
 from gpuwarden.rules import ingress, system_programs
 from gpuwarden.rules import signs as sign_rules
 from gpuwarden.rules.container_allocation import container_allocation, container_owner
-from gpuwarden.rules.membership import Claim, claims, gives
+from gpuwarden.rules.membership import Claim, claims, gives, is_resolvable
 from gpuwarden.rules.signs import Signs
 
 FIRST_HUMAN_UID = 1000
@@ -264,6 +264,19 @@ def _expected(node: Node, subject: Subject, ties: Sequence[Claim], signs: Signs)
     if proven and signs.weight == "none":
         claim = proven[0]
         given = ", ".join((claim.workload.gpus if claim.workload else ()) or ("none",))
+        if not any(is_resolvable(node, c) for c in proven):
+            return Answer(
+                "unreadable",
+                (
+                    f"in the expected set? yes, {claim.name}: {claim.why}",
+                    f"its own GPU? cannot tell: {given} is no GPU that this scan knows",
+                ),
+                claim,
+                "proven",
+                claim.owner,
+                claim.contact,
+                signs.evidence,
+            )
         others = _given_to(node, subject.gpu_id, claim)
         return Answer(
             "wrong-gpu",

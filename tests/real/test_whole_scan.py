@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -79,10 +80,9 @@ def start_job(node: SlurmNode, **options: str) -> tuple[str, int]:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story() -> Iterator[Story]:
     require_root()
     require("podman", "runc", "busybox-static", "python3")
-    scratch = tmp_path_factory.mktemp("scan")
     told = Story()
     started: list[subprocess.Popen[bytes]] = []
 
@@ -93,6 +93,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
     orphan: int | None = None
     with ExitStack() as stack:
+        # podman refuses a run directory of more than 50 characters, which pytest's own can have.
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gw-scan-")))
         stack.enter_context(no_new_cgroups())
         slurm = stack.enter_context(running_slurm())
         engine = stack.enter_context(podman(scratch / "podman"))

@@ -274,3 +274,69 @@ def test_the_person_behind_a_platforms_container_is_named_beside_its_namespace(
     node.process(10, user="root", container="tool")
     node.client(10)
     assert node.row(10).owner == "namespace default, mira (says its environment)"
+
+
+# ------------------------------------------------------------------ names that prove nothing
+
+
+def test_a_unit_of_the_same_name_elsewhere_in_the_tree_is_only_a_claim(node: NodeBuilder) -> None:
+    node.source("systemd", running=("train.service",))
+    node.workload(
+        "systemd",
+        "unit train.service",
+        ["minor:0"],
+        unit="train.service",
+        cgroup_path="/system.slice/train.service",
+    )
+    node.process(10, user="root", cgroup="/system.slice/train.service/worker")
+    node.process(11, user="root", cgroup="/attic/train.service")
+    node.client(10)
+    node.client(11)
+    assert (node.row(10).verdict, node.row(10).proof) == ("expected", "proven")
+    assert node.row(11).verdict != "expected"
+    assert "only claims to be unit train.service" in node.row(11).path[0]
+
+
+def test_a_container_that_only_carries_a_pods_uid_is_not_that_pod(node: NodeBuilder) -> None:
+    node.pod_given("train", ["uuid:" + gpu_id(0)])
+    node.container("forged", runtime="runc", pod_uid=node.pod_uid("train"))
+    node.process(10, container="forged")
+    node.client(10)
+    row = node.row(10)
+    assert row.verdict == "rogue-container", row.path
+    assert "its container only carries the uid" in " ".join(row.path)
+
+
+def test_a_workload_of_gpus_that_nobody_knows_cannot_be_called_misplaced(node: NodeBuilder) -> None:
+    node.process(10, cgroup=node.job("7", ["xcp:4"]))
+    node.client(10)
+    row = node.row(10)
+    assert row.verdict == "unreadable"
+    assert "xcp:4 is no GPU that this scan knows" in row.path[1]
+
+
+def test_a_bare_container_is_known_by_the_mounts_it_shares(node: NodeBuilder) -> None:
+    node.init()
+    node.container("tool", runtime="runc", mount_namespace=77, visible_devices="all")
+    node.process(10, user="root", namespaces={"mnt": 77})
+    node.client(10)
+    row = node.row(10)
+    assert row.place == "runc:tool"
+    assert row.verdict == "unattributed"
+    assert "runc:tool" in row.path[0]
+
+
+def test_a_defect_in_judging_one_process_clears_nobody(
+    node: NodeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.process(10, cgroup=node.job("7", ["index:0"]))
+    node.process(11, user="bob")
+    node.client(10)
+    node.client(11)
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("gpuwarden.verdicts.sign_rules.of_process", broken)
+    assert [node.row(pid).verdict for pid in (10, 11)] == ["unreadable", "unreadable"]
+    assert "ZeroDivisionError" in node.row(10).path[0]

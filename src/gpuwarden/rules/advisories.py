@@ -188,6 +188,20 @@ HOLDER_NOT_LISTED = Advisory(
     ),
     needs=("nvml", "holders"),
 )
+CLIENT_WITHOUT_DEVICE = Advisory(
+    "client_without_device",
+    "The driver lists a process on {gpu} that holds no accelerator",
+    "warning",
+    "A process cannot use a GPU without its device. A list that names one which holds none can "
+    "come from a lying library that blames a bystander, or from a number that was taken again.",
+    (
+        "Do not act on this process: what the list says of it is in doubt.",
+        "Scan again; if it stays, compare with nvidia-smi run from a trusted copy and check which "
+        "libnvidia-ml is loaded.",
+        "Look for who does hold the device: it is another row of this report, or hidden.",
+    ),
+    needs=("nvml", "holders", "processes"),
+)
 PROCESS_HIDDEN = Advisory(
     "process_hidden",
     "A process lives that listing /proc does not show",

@@ -43,18 +43,18 @@ def container_allocation(
     tells that a person did, and only the policy can say whose it is.
     """
     placement = process.cgroup
-    if placement is None or (placement.container_id is None and placement.pod_uid is None):
-        return None
     container = node.container_of(process)
+    pod_uid = placement.pod_uid if placement is not None else None
+    container_id = placement.container_id if placement is not None else None
+    if container is None and pod_uid is None and container_id is None:
+        return None
     name = place_name(node, process)
     handing_out = [
         s.name
         for s in node.snapshot.sources
         if s.name in ("kubernetes", "slurm") and s.scheduled and s.state == "ok"
     ]
-    in_pod = placement.pod_uid is not None or (
-        container is not None and container.pod_uid is not None
-    )
+    in_pod = pod_uid is not None or (container is not None and container.pod_uid is not None)
     if in_pod and not any(c.source == "kubernetes" and not c.unanswered for c in ties):
         return None
     requests = _requests(container)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gpuwarden.finding import Evidence
 from gpuwarden.model import LOGINUID_UNSET, Process
@@ -40,11 +41,18 @@ def _name(process: Process) -> str:
     return basename(process.exe.path) if process.exe is not None else process.comm
 
 
-def _origin(process: Process) -> str | None:
-    name = _name(process)
+@lru_cache(maxsize=1024)
+def _origin_of_name(name: str, comm: str) -> str | None:
     for names, origin in ORIGINS:
-        if names.fullmatch(name) or names.fullmatch(process.comm):
+        if names.fullmatch(name) or names.fullmatch(comm):
             return origin
+    return None
+
+
+def _origin(process: Process) -> str | None:
+    origin = _origin_of_name(_name(process), process.comm)
+    if origin is not None:
+        return origin
     for word in (process.argv or ())[:6]:
         if WEB_PROGRAMS.search(word):
             return f"a web application ({basename(word)})"

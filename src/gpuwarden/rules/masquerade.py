@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gpuwarden.finding import Evidence
 from gpuwarden.model import Executable, Process
@@ -112,6 +113,7 @@ def _edit_distance_is_one(a: str, b: str) -> bool:
     return a[i + (len(a) == len(b)) :] == b[i + 1 :]
 
 
+@lru_cache(maxsize=1024)
 def look_alike_of(name: str) -> str | None:
     """The system name that ``name`` imitates: one edit away, or that name with a suffix."""
     lowered = name.lower()

@@ -73,6 +73,16 @@ def gives(node: Node, claim: Claim, gpu_id: str | None) -> bool:
     return claim.workload is not None and node.gives(claim.workload, gpu_id)
 
 
+def is_resolvable(node: Node, claim: Claim) -> bool:
+    """Whether any GPU that the claim's workload was given is one that this scan knows."""
+    references = (
+        policy_references(claim.entry)
+        if claim.entry is not None
+        else (claim.workload.gpus if claim.workload is not None else ())
+    )
+    return not references or node.resolve(references) != frozenset()
+
+
 def _slurm_job_of(node: Node, process: Process) -> tuple[str | None, str]:
     """The job id and where it was read: ``cgroup``, ``listpids`` or ``environment``."""
     placement = process.cgroup
@@ -185,6 +195,12 @@ def kubernetes_claim(node: Node, process: Process) -> Claim | None:
             "in the pod's cgroup, but in the host's mount namespace",
             workload=workload,
         )
+    # A container made past the kubelet can carry any pod's uid; only a pod that the runtime keeps
+    # has a name.
+    if container.pod_name is None and uid not in source.running:
+        return Claim(
+            "kubernetes", name, "claimed", "its container only carries the uid", workload=workload
+        )
     return Claim(
         "kubernetes",
         name,
@@ -204,10 +220,23 @@ def systemd_claim(node: Node, process: Process) -> Claim | None:
     if source is None or source.state != "ok":
         return Claim("systemd", f"unit {unit}", "claimed", "its cgroup names it")
     for workload in node.snapshot.workloads:
-        if workload.source == "systemd" and workload.unit == unit:
+        if workload.source != "systemd" or workload.unit != unit:
+            continue
+        # The name alone could be a group of the same name elsewhere in the tree.
+        group = workload.cgroup_path
+        if group is not None and not any(
+            path == group or path.startswith(group + "/") for path in placement.paths
+        ):
             return Claim(
-                "systemd", f"unit {unit}", "proven", "systemd confirms the unit", workload=workload
+                "systemd",
+                f"unit {unit}",
+                "claimed",
+                f"its cgroup is not {group}",
+                workload=workload,
             )
+        return Claim(
+            "systemd", f"unit {unit}", "proven", "systemd confirms the unit", workload=workload
+        )
     proof: Proof = "proven" if unit in source.running else "claimed"
     return Claim("systemd", f"unit {unit}", proof, "its cgroup names it")
 

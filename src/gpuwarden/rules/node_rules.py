@@ -56,6 +56,37 @@ def holder_not_listed(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterat
         )
 
 
+def client_without_device(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
+    """Processes that NVML lists although all descriptors were seen and none is a GPU's."""
+    lister, looker = node.sensor("nvml"), node.sensor("holders")
+    if lister is None or looker is None or (lister.state, looker.state) != ("ok", "ok"):
+        return
+    # When nobody at all holds a device, it is our own sight that is in doubt, not the list.
+    if node.snapshot.node.host_pid_namespace is False or not node.snapshot.holders:
+        return
+    for pid, clients in node.clients_by_pid.items():
+        process = node.processes.get(pid)
+        # An MPS client reaches the GPU through its server.
+        listed = [c for c in clients if c.source == "nvml" and set(c.kinds) != {"M"}]
+        if not listed or process is None or pid in node.holders_by_pid:
+            continue
+        if process.state in ("Z", "X", "x") or "descriptors" in process.unread:
+            continue
+        evidence = Evidence(
+            kind="hiding",
+            strength="weak",
+            source="driver and /proc/<pid>/fd",
+            text="listed by the driver, but it has no accelerator open or mapped",
+        )
+        row = next((r for r in rows if r.pid == pid), None)
+        yield Hit(
+            process_subject(node, pid, process, [c.gpu_id for c in listed]),
+            (evidence,),
+            owner=row.owner if row is not None else None,
+            since_ns=process.started_at_ns,
+        )
+
+
 def process_hidden(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """Pids that live and are not listed."""
     for hidden in node.snapshot.hidden:

@@ -28,12 +28,16 @@ def says(process: Process | None) -> str | None:
 
 def place_name(node: Node, process: Process | None) -> str | None:
     """``job 7``, ``ns/pod``, ``docker:name``, ``x.service``, ``session 3``; None when nowhere."""
-    if process is None or process.cgroup is None:
+    if process is None:
         return None
-    place = process.cgroup
     container = node.container_of(process)
     if container is not None and container.pod_name:
         return f"{container.pod_namespace}/{container.pod_name}"
+    place = process.cgroup
+    if place is None or (container is not None and place.container_id is None):
+        if container is None:
+            return None
+        return f"{container.runtime}:{container.name or container.id[:ID_SHOWN]}"
     if place.pod_uid is not None:
         return f"pod {place.pod_uid[:8]}"
     if place.container_id is not None:

@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     Rule(text.GPU_UNREADABLE, row_rules.gpu_unreadable),
     Rule(text.EXPECTED_PROCESS_WITH_SIGNS, row_rules.expected_process_with_signs),
     Rule(text.HOLDER_NOT_LISTED, node_rules.holder_not_listed),
+    Rule(text.CLIENT_WITHOUT_DEVICE, node_rules.client_without_device),
     Rule(text.GPU_FAULT_LOGGED, node_rules.gpu_fault_logged),
     Rule(text.EXCEPTION_EXPIRED, node_rules.exception_expired),
 )

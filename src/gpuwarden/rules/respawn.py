@@ -72,6 +72,19 @@ def _where(entry: PersistenceEntry) -> str:
     return f"{entry.kind} {entry.path}{line}{when}"
 
 
+def _stands_in(word: str, text: str, before: str) -> bool:
+    """Whether a word stands in a text by itself: after a blank or ``before``, before an end."""
+    start = text.find(word)
+    while start >= 0:
+        end = start + len(word)
+        opened = start == 0 or text[start - 1].isspace() or text[start - 1] in before
+        closed = end == len(text) or text[end].isspace() or text[end] in "'\";&|"
+        if opened and closed:
+            return True
+        start = text.find(word, start + 1)
+    return False
+
+
 def _starts(entry: PersistenceEntry, process: Process) -> str | None:
     """How an entry is tied to a process: by its path, its name or its unit; None if it is not."""
     placement = process.cgroup
@@ -92,15 +105,10 @@ def _starts(entry: PersistenceEntry, process: Process) -> str | None:
         ordinary = "/" not in candidate or "/bin/" in candidate or candidate.startswith("/usr/")
         if ordinary and INTERPRETERS.fullmatch(basename(candidate)):
             continue
-        word = re.escape(candidate)
-        if len(candidate) > 3 and re.search(rf"(?:^|[\s'\"=]){word}(?:$|[\s'\";&|])", text):
+        if len(candidate) > 3 and _stands_in(candidate, text, "\"'="):
             return "path" if "/" in candidate else "name"
     name = basename(process.exe.path) if process.exe else process.comm
-    if (
-        len(name) > 3
-        and not INTERPRETERS.fullmatch(name)
-        and re.search(rf"(?:^|[\s'\"=/]){re.escape(name)}(?:$|[\s'\";&|])", text)
-    ):
+    if len(name) > 3 and not INTERPRETERS.fullmatch(name) and _stands_in(name, text, "\"'=/"):
         return "name"
     return None
 
