@@ -10,6 +10,7 @@ ones. Runs alternate, so that a busy moment of the machine hits all of them. A p
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import re
@@ -179,6 +180,8 @@ def main() -> int:
     parser.add_argument("--gpu-processes", type=int, default=200)
     parser.add_argument("--check", action="store_true", help="exit 1 when a bar is missed")
     options = parser.parse_args()
+    # An installed program has its bytecode, as the peers have; an editable one may lack it.
+    compileall.compile_dir(str(REPOSITORY / "src" / "gpuwarden"), quiet=2)
     library = str(build_library())
     os.environ["LD_LIBRARY_PATH"] = str(Path(library).parent)
     with built() as (program, policy), crowd(program, options.processes) as pids:

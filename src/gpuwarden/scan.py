@@ -43,6 +43,8 @@ from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.registry import SENSOR_NAMES, SENSORS
 from gpuwarden.sensors.seen import Seen
 
+SUBJECT_SENSORS = frozenset({"nvml", "amd", "processes", "sockets", "kernel_log"})
+"""Sensors that look at clients and their ancestors only."""
 FACT_LIMIT = 200_000
 """Most facts kept from one sensor: what an attacker can make must stay bounded."""
 
@@ -168,7 +170,10 @@ def take_snapshot(
     """
     options = options or ScanOptions()
     taken_at_ns = time.time_ns()
-    seen = Seen(deep=options.deep)
+    seen = Seen(
+        deep=options.deep,
+        only_subjects=options.sensors is not None and options.sensors <= SUBJECT_SENSORS,
+    )
     runner = _Runner(seen)
 
     def wanted(name: str) -> bool:
@@ -209,7 +214,7 @@ def take_snapshot(
         sources.append(run)
         workloads.extend(found)
 
-    machine = read_machine(host, process_count=len(seen.table))
+    machine = read_machine(host)
     node = replace(
         machine,
         driver_version=query.driver_version if query is not None else None,

@@ -31,7 +31,7 @@ def parse_capabilities(status: bytes) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def read_machine(host: Host, *, process_count: int | None) -> NodeFacts:
+def read_machine(host: Host) -> NodeFacts:
     """One NodeFacts; what could not be read is None with its reason in ``unread``."""
     unread: dict[str, str] = {}
 
@@ -48,6 +48,11 @@ def read_machine(host: Host, *, process_count: int | None) -> NodeFacts:
         boot_time_ns = parse_boot_time_ns(host.read_bytes("/proc/stat"))
     except GpuwardenError as error:
         unread["boot_time_ns"] = str(error)
+    process_count: int | None = None
+    try:
+        process_count = len(host.kernel_pids())
+    except GpuwardenError as error:
+        unread["process_count"] = str(error)
     namespace: int | None = None
     capabilities: int | None = None
     if host.is_live:

@@ -46,6 +46,8 @@ class Seen(Struct):
     containers: list[Container] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
     deep: bool = False
+    only_subjects: bool = False
+    """Nothing but clients and their ancestors is asked for: no need to read every process."""
 
     def add(self, fact: AnyFact) -> None:
         """Keeps a fact for the sensors that come after."""

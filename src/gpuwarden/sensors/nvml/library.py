@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import stat
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ from gpuwarden.model import LibraryCheck
 from gpuwarden.sensors.elf import read_identity
 
 LIBRARY_NAME = "libnvidia-ml.so.1"
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 DIRECTORIES = (
     "/usr/lib64",
     f"/usr/lib/{MACHINE}-linux-gnu",
