@@ -15,8 +15,9 @@ from gpuwarden.errors import Denied, Unavailable
 from gpuwarden.host import CommandOutput, Host
 from gpuwarden.model import Gap, XidEvent
 from gpuwarden.sensors.kernel_log import read
+from gpuwarden.sensors.pci import normalise_pci
 from gpuwarden.sensors.seen import Seen
-from gpuwarden.sensors.xid_lines import normalise_pci_address, parse_kmsg, parse_lines
+from gpuwarden.sensors.xid_lines import parse_kmsg, parse_lines
 
 REPOSITORY = Path(__file__).parents[2]
 CASES = REPOSITORY.parent / "shared" / "cases" / "d"
@@ -194,7 +195,7 @@ def test_a_line_that_the_driver_did_not_write_is_not_trusted(prefix: str) -> Non
     ],
 )
 def test_pci_addresses_are_normalised(text: str, normal: str | None) -> None:
-    assert normalise_pci_address(text) == normal
+    assert normalise_pci(text) == normal
 
 
 def _record(text: bytes, *, priority: int = 3, usec: int = 5_500_000, sequence: int = 9) -> bytes:
@@ -333,7 +334,7 @@ LINE_PARTS = st.sampled_from(
 def test_any_text_gives_events(text: str) -> None:
     for event in parse_lines(text, BOOT_NS):
         assert event.pci_address is not None
-        assert normalise_pci_address(event.pci_address) == event.pci_address
+        assert normalise_pci(event.pci_address) == event.pci_address
 
 
 @given(st.lists(st.binary(max_size=60) | LINE_PARTS.map(lambda t: b"3,1,2,-;NVRM: " + t.encode())))

@@ -14,7 +14,8 @@ PCI_ADDRESS = pattern(
 def normalise_pci(text: str) -> str | None:
     """``dddddddd:bb:dd.f`` in lower case, or None when ``text`` is no PCI address."""
     found = PCI_ADDRESS.fullmatch(text.strip())
-    if found is None:
+    # A bus has 32 device numbers.
+    if found is None or int(found["device"], 16) > 0x1F:
         return None
     domain = (found["domain"] or "0").rjust(8, "0")
     return f"{domain}:{found['bus']}:{found['device']}.{found['function'] or 0}".lower()

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from gpuwarden.model import XidEvent
 from gpuwarden.pattern import pattern
+from gpuwarden.sensors.pci import normalise_pci
 
 LINE_LIMIT = 4096
 MESSAGE_LIMIT = 512
@@ -34,7 +35,6 @@ _XID = pattern(
     r"(?:, *name=(?P<name>[^,]*))?"
     r"[, ]*(?P<message>.*)"
 )
-_ADDRESS = pattern(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?\Z")
 _LOST = pattern(
     r"GPU (?:at )?(?:PCI:)?(?P<address>[0-9A-Fa-f:.]{4,20}): GPU has fallen off the bus"
 )
@@ -61,17 +61,6 @@ class _Prefix(Struct, frozen=True):
     at_ns: int | None
     seconds: float | None
     trusted: bool
-
-
-def normalise_pci_address(text: str) -> str | None:
-    """``dddddddd:bb:dd.f`` in lower case for any PCI address form of the driver, else None."""
-    found = _ADDRESS.match(text)
-    if not found:
-        return None
-    domain, bus, device, function = found.groups()
-    if int(device, 16) > 0x1F:
-        return None
-    return f"{int(domain or '0', 16):08x}:{bus}:{device}.{function or '0'}".lower()
 
 
 def parse_kmsg(records: Iterable[bytes], boot_time_ns: int | None = None) -> list[XidEvent]:
@@ -146,11 +135,11 @@ class _Lines:
         if not is_driver:
             return
         if lost := _LOST.search(line):
-            address = normalise_pci_address(lost["address"])
+            address = normalise_pci(lost["address"])
             if address:
                 events.append(_lost_event(line, address, prefix))
         elif first := _LOST_FIRST.search(line):
-            self._address = normalise_pci_address(first["address"])
+            self._address = normalise_pci(first["address"])
             self._left = _LOST_LINES
             if _LOST_LAST in line:
                 self._finish(line, prefix, events)
@@ -177,7 +166,7 @@ def _lost_event(line: str, address: str, prefix: _Prefix) -> XidEvent:
 
 
 def _xid_event(found: re.Match[str], prefix: _Prefix, is_driver: bool) -> XidEvent | None:
-    address = normalise_pci_address(found["address"])
+    address = normalise_pci(found["address"])
     if address is None:
         return None
     pid_text, name = found["pid"] or "", (found["name"] or "").strip().strip("'")
