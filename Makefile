@@ -3,7 +3,7 @@
 #   make scan     scan this machine, then a recorded node with a miner on it
 #   make test     run all tests (ARGS="-k slurm" for some)
 
-.PHONY: scan test check lock bench clean
+.PHONY: scan test check schema lock bench clean
 .NOTPARALLEL:
 
 scan:
@@ -18,6 +18,12 @@ test:
 check:
 	@scripts/setup test
 	@scripts/check
+
+# The JSON Schema of the report, from its types.
+schema:
+	@scripts/setup run
+	@.venv/bin/python -c "from gpuwarden.outputs.json_output import schema; print(schema(), end='')" \
+		>docs/report.schema.json
 
 # New locks from pyproject.toml; ARGS=--upgrade takes newer releases.
 lock:
