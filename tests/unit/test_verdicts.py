@@ -295,6 +295,7 @@ def test_a_worker_takes_the_verdict_of_the_client_it_descends_from(node: NodeBui
     node.process(10, cgroup=node.job("7", ["index:0"]))
     node.process(11, ppid=10)
     node.client(10)
+    node.holds_gpu(10)
     node.holds_gpu(11)
     row = node.row(11)
     assert (row.verdict, row.inherited_from, row.workload) == ("expected", 10, "job 7")
