@@ -31,7 +31,8 @@ from gpuwarden.rules.membership import references_of, slurm_claim
 from gpuwarden.rules.placement import binary_name, place_name, says
 from gpuwarden.rules.policy_match import fit
 from gpuwarden.rules.registry import RULES, Rule
-from gpuwarden.verdicts import Answer, Subject, decide, subjects
+from gpuwarden.rules.subjects import Answer, Subject, subjects
+from gpuwarden.verdicts import decide
 
 OWN_VERDICTS = frozenset({"cryptominer", "suspicious", "rogue-container", "system"})
 """Verdicts that a holder keeps although it inherited its descriptors from a listed process."""

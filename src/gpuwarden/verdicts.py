@@ -7,228 +7,21 @@ where it belongs comes before how it looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from gpuwarden.finding import Evidence, Proof, Verdict
-from gpuwarden.model import LOGINUID_UNSET, GpuClient, Holder, Process
-from gpuwarden.node import GPU_NODE_KINDS, Node
+from gpuwarden.model import LOGINUID_UNSET, Process
+from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import ingress, system_programs
 from gpuwarden.rules import signs as sign_rules
+from gpuwarden.rules.absence import absent, dead_or_hung
 from gpuwarden.rules.container_allocation import container_allocation, container_owner
 from gpuwarden.rules.membership import Claim, claims, gives, is_resolvable
 from gpuwarden.rules.signs import Signs
+from gpuwarden.rules.subjects import Answer, Subject
 
 FIRST_HUMAN_UID = 1000
 NOBODY_UIDS = frozenset({65534, 65535})
-DRIVER_PID_SOURCES = frozenset({"nvml", "kfd"})
-"""Sources that name pids as the driver counts them: those of the host's pid namespace."""
-
-
-class Answer(NamedTuple):
-    """A verdict with everything that explains it."""
-
-    verdict: Verdict
-    path: tuple[str, ...]
-    claim: Claim | None = None
-    proof: Proof = "none"
-    owner: str | None = None
-    contact: str | None = None
-    evidence: tuple[Evidence, ...] = ()
-
-
-class Subject(NamedTuple):
-    """One process on one GPU, before it is judged."""
-
-    pid: int
-    gpu_id: str | None
-    process: Process | None
-    clients: tuple[GpuClient, ...]
-    """Its contexts on this GPU; empty for a holder only."""
-    holders: tuple[Holder, ...]
-
-
-# ------------------------------------------------------------------ subjects
-
-
-def _process_of(node: Node, clients: Sequence[GpuClient]) -> Process | None:
-    """The process behind a client; None where the driver counts pids in another namespace."""
-    pid = clients[0].pid
-    foreign = node.snapshot.node.host_pid_namespace is False and any(
-        c.source in DRIVER_PID_SOURCES for c in clients
-    )
-    # A stranger may have that number here; holding a device makes it the same process.
-    if foreign and pid not in node.holders_by_pid:
-        return None
-    return node.processes.get(pid)
-
-
-def subjects(node: Node) -> Iterator[Subject]:
-    """Every (process, GPU): the driver's clients first, then holders that it does not list."""
-    by_key: dict[tuple[int, str], list[GpuClient]] = {}
-    for client in node.snapshot.clients:
-        by_key.setdefault((client.pid, client.gpu_id), []).append(client)
-    for (pid, gpu_id), clients in by_key.items():
-        yield Subject(
-            pid,
-            gpu_id,
-            _process_of(node, clients),
-            tuple(clients),
-            tuple(node.holders_by_pid.get(pid, ())),
-        )
-    for pid, holders in node.holders_by_pid.items():
-        if pid in node.clients_by_pid:
-            continue
-        held: dict[str | None, list[Holder]] = {}
-        for holder in holders:
-            if holder.kind not in GPU_NODE_KINDS and holder.kind != "kfd":
-                continue
-            found = list(node.gpus_of_holder(holder))
-            for gpu in found:
-                held.setdefault(gpu.id, []).append(holder)
-            if not found:
-                held.setdefault(None, []).append(holder)
-        if len(held) > 1:
-            held.pop(None, None)
-        for held_id, nodes in held.items():
-            yield Subject(pid, held_id, node.processes.get(pid), (), tuple(nodes))
-
-
-# ------------------------------------------------------------------ branches of the tree
-
-
-def _absent(node: Node, subject: Subject, policy: Policy) -> Answer:
-    """The driver lists a pid of which /proc knows nothing."""
-    client = subject.clients[0] if subject.clients else None
-    hidden = node.hidden_pids.get(subject.pid)
-    if hidden is not None:
-        evidence = Evidence(
-            kind="hiding",
-            strength="strong",
-            source=" and ".join(hidden.seen_by),
-            text=f"pid {subject.pid} lives, but /proc does not show it",
-        )
-        found = (
-            evidence,
-            *(sign_rules.of_reported(node, client, policy).evidence if client else ()),
-        )
-        weight, why = sign_rules.weigh(found, "none")
-        verdict: Verdict = "cryptominer" if weight == "cryptominer" else "suspicious"
-        return Answer(verdict, ("in /proc? no, but it answers: hidden", why), evidence=found)
-    if node.is_dump and client is not None:
-        return _reported(node, client, policy)
-    if not node.sees("processes") or node.snapshot.node.host_pid_namespace is False:
-        return Answer(
-            "unreadable",
-            (
-                "in /proc? not seen: this scan runs in another pid namespace than the driver's pids"
-                if node.snapshot.node.host_pid_namespace is False
-                else "in /proc? /proc could not be read",
-            ),
-        )
-    if client is None:
-        return Answer(
-            "unreadable",
-            ("in /proc? no: it held the device when descriptors were read, and was gone after",),
-        )
-    inheritors = _inheritors_of_dead(node, subject)
-    if inheritors:
-        names = ", ".join(f"pid {p.pid} ({p.comm})" for p in inheritors[:6])
-        return Answer(
-            "zombie-context",
-            ("in /proc? no: the process is dead", "who holds its descriptors? " + names),
-            owner=inheritors[0].user,
-            evidence=(
-                Evidence(
-                    source="/proc/*/fd",
-                    text=f"the creator of the context is gone; its descriptors live on in {names}",
-                ),
-            ),
-        )
-    held = "nobody" if node.sees("holders") else "not seen: the holders sensor did not work"
-    return Answer("zombie-context", ("in /proc? no: the process is dead", f"who holds it? {held}"))
-
-
-def _inheritors_of_dead(node: Node, subject: Subject) -> list[Process]:
-    """Holders of that GPU which the driver does not list, as a dead client's children are."""
-    found: list[Process] = []
-    for pid, holders in node.holders_by_pid.items():
-        if pid in node.clients_by_pid:
-            continue
-        ids = {g.id for h in holders for g in node.gpus_of_holder(h)}
-        gpu = node.gpus.get(subject.gpu_id or "")
-        wanted = {subject.gpu_id, gpu.parent_id if gpu else None}
-        process = node.processes.get(pid)
-        if process is None or not ids & wanted:
-            continue
-        if system_programs.matches(node, process) is None:
-            found.append(process)
-    # Children of the dead process keep its process group or session when it led one.
-    kin = [p for p in found if subject.pid in (p.process_group, p.session_id, p.ppid)]
-    return kin or found
-
-
-def _reported(node: Node, client: GpuClient, policy: Policy) -> Answer:
-    """Only a dump's printed name is known."""
-    signs = sign_rules.of_reported(node, client, policy)
-    question = "in /proc? a dump holds no /proc: only the printed name is known"
-    if signs.weight != "none":
-        verdict: Verdict = "cryptominer" if signs.weight == "cryptominer" else "suspicious"
-        return Answer(verdict, (question, f"signs? {signs.why}"), evidence=signs.evidence)
-    name = client.reported_name
-    if name is None or "process_name" in client.unread or "reported_name" in client.unread:
-        reason = client.unread.get("reported_name") or client.unread.get("process_name") or ""
-        return Answer(
-            "unreadable",
-            (question, f"a name? no{': ' + reason if reason else ''}"),
-            evidence=signs.evidence,
-        )
-    system = system_programs.reported(name)
-    if system is not None:
-        return Answer(
-            "system",
-            (question, f"a system program? {system.why}"),
-            proof=system.proof,
-            evidence=signs.evidence,
-        )
-    return Answer(
-        "unattributed",
-        (question, "signs? none", "who owns it? a dump names no owner, job or container"),
-        evidence=signs.evidence,
-    )
-
-
-def _dead_or_hung(node: Node, subject: Subject, process: Process) -> Answer | None:
-    if process.state in ("Z", "X", "x"):
-        return Answer(
-            "zombie-context",
-            (f"alive? no: state {process.state} (defunct), its context is still there",),
-            owner=process.user,
-        )
-    if process.state != "D":
-        return None
-    gpu = node.gpus.get(subject.gpu_id or "")
-    parent = node.gpus.get(gpu.parent_id) if gpu and gpu.parent_id else gpu
-    for event in node.snapshot.xids:
-        # Anybody can write a line into the log; only the driver's own counts.
-        if not event.trusted or event.pci_address is None:
-            continue
-        after_start = (
-            event.at_ns is not None
-            and process.started_at_ns is not None
-            and event.at_ns >= process.started_at_ns
-        )
-        if parent and event.pci_address == parent.pci_address and after_start:
-            return Answer(
-                "zombie-context",
-                (
-                    "alive? hung: uninterruptible (state D), and its GPU logged "
-                    f"Xid {event.code} after it started",
-                ),
-                owner=process.user,
-            )
-    return None
 
 
 def _system(node: Node, subject: Subject, process: Process, signs: Signs) -> Answer | None:
@@ -377,7 +170,7 @@ def decide(node: Node, policy: Policy, subject: Subject) -> Answer:
     """One subject's verdict; unless it is clear, with how the process came to be here."""
     process = subject.process
     if process is None:
-        return _absent(node, subject, policy)
+        return absent(node, subject, policy)
     answer = _decide(node, policy, subject, process)
     if answer.verdict in ("expected", "system"):
         return answer
@@ -404,7 +197,7 @@ def _decide(node: Node, policy: Policy, subject: Subject, process: Process) -> A
             signs.evidence,
         )
     for answer in (
-        _dead_or_hung(node, subject, process),
+        dead_or_hung(node, subject, process),
         _system(node, subject, process, signs),
         _expected(node, subject, ties, signs),
         _ended(process, ties, signs),

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuwarden.finding import Report, Row
 from gpuwarden.judge import exit_code, judge
@@ -162,6 +163,9 @@ def story() -> Iterator[Story]:
             host = StandInHost(link_paths={"/dev/nvidia2": (195, 2)})
             library = stack.enter_context(nvml.in_place())
             told.snapshot = take_snapshot(host, ScanOptions(nvml_library=library))
+            # The stand-in driver counts pids as this namespace does, whichever it is.
+            seen_from = replace(told.snapshot.node, host_pid_namespace=True)
+            told.snapshot = replace(told.snapshot, node=seen_from)
             told.report = judge(told.snapshot, Policy())
             told.pids["gpu of second"] = slurm_gpu["second"]
             told.pids["gpu of first"] = slurm_gpu["first"]
