@@ -1,0 +1,77 @@
+"""Frozen facts: what sensors observe and snapshots store.
+
+A fact never judges. A field that could not be read is ``None`` and its reason stands in
+``unread`` under the field's name; ``None`` without a reason means that the kernel or the driver
+answered "there is none". Units sit in names; times are Unix nanoseconds unless named otherwise.
+"""
+
+from __future__ import annotations
+
+from gpuwarden.model.facts import (
+    Fact,
+    Gap,
+    NodeFacts,
+    SensorRun,
+    SensorState,
+    SourceRun,
+    SourceState,
+)
+from gpuwarden.model.gpus import (
+    AccountedProcess,
+    ClientKind,
+    DeviceNode,
+    Gpu,
+    GpuClient,
+    Holder,
+    LibraryCheck,
+    NodeKind,
+    UtilisationSample,
+    Vendor,
+    XidEvent,
+)
+from gpuwarden.model.processes import (
+    LOGINUID_UNSET,
+    CgroupPlacement,
+    Connection,
+    DriverLibrary,
+    Executable,
+    HiddenProcess,
+    Process,
+)
+from gpuwarden.model.snapshots import SNAPSHOT_SCHEMA, SNAPSHOT_VERSION, AnyFact, Snapshot
+from gpuwarden.model.surroundings import Container, PersistenceEntry, Workload
+
+__all__ = [
+    "LOGINUID_UNSET",
+    "SNAPSHOT_SCHEMA",
+    "SNAPSHOT_VERSION",
+    "AccountedProcess",
+    "AnyFact",
+    "CgroupPlacement",
+    "ClientKind",
+    "Connection",
+    "Container",
+    "DeviceNode",
+    "DriverLibrary",
+    "Executable",
+    "Fact",
+    "Gap",
+    "Gpu",
+    "GpuClient",
+    "HiddenProcess",
+    "Holder",
+    "LibraryCheck",
+    "NodeFacts",
+    "NodeKind",
+    "PersistenceEntry",
+    "Process",
+    "SensorRun",
+    "SensorState",
+    "Snapshot",
+    "SourceRun",
+    "SourceState",
+    "UtilisationSample",
+    "Vendor",
+    "Workload",
+    "XidEvent",
+]
