@@ -226,7 +226,8 @@ class Node:
             return self.containers.get(placement.container_id)
         # Bare runc and ctr leave no id in the path: their mount namespace tells.
         mounts = process.namespaces.get("mnt")
-        if mounts is None or self.shares_host_namespace(process, "mnt") is not False:
+        kind = "mnt" if self.init is not None and "mnt" in self.init.namespaces else "pid"
+        if mounts is None or self.shares_host_namespace(process, kind) is not False:
             return None
         return self._containers_by_mounts.get(mounts)
 
@@ -241,6 +242,19 @@ class Node:
     @cached_property
     def init(self) -> Process | None:
         return self.processes.get(1)
+
+    def is_outside(self, process: Process, container: Container) -> bool:
+        """Whether a process of a container's cgroup lives in the host's namespaces, not in its.
+
+        Sandboxes inside a container make namespaces too, so differing alone says nothing.
+        """
+        mounts, pids = process.namespaces.get("mnt"), process.namespaces.get("pid")
+        if container.mount_namespace is None or mounts in (None, container.mount_namespace):
+            return False
+        if self.shares_host_namespace(process, "mnt"):
+            return True
+        of_host = self.shares_host_namespace(process, "pid")
+        return bool(of_host) and container.pid_namespace not in (None, pids)
 
     def shares_host_namespace(self, process: Process, kind: str) -> bool | None:
         """Whether a process is in init's namespace of that kind; None when either is unread."""

@@ -142,7 +142,7 @@ def test_a_process_in_a_pods_cgroup_but_in_the_hosts_mounts_is_not_the_pods(
     node.client(10)
     row = node.row(10)
     assert row.verdict == "rogue-container"
-    assert any("in the host's mount namespace" in step for step in row.path)
+    assert any("in the host's namespaces" in step for step in row.path)
     assert any(e.kind == "masquerade" for e in row.evidence)
 
 

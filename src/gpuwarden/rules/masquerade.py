@@ -286,18 +286,11 @@ def observe(node: Node, process: Process, *, is_client: bool) -> Iterator[Eviden
             text=f"its working directory {process.cwd or ''} was deleted",
         )
     container = node.container_of(process)
-    if (
-        container is not None
-        and container.confirmed
-        and container.mount_namespace is not None
-        and process.namespaces.get("mnt") is not None
-        and process.namespaces["mnt"] != container.mount_namespace
-        and node.shares_host_namespace(process, "mnt")
-    ):
+    if container is not None and container.confirmed and node.is_outside(process, container):
         yield Evidence(
             kind="masquerade",
             strength="strong",
             source="/proc/<pid>/ns/mnt",
             text=f"sits in the cgroup of container {container.name or container.id[:12]}, "
-            "but in the host's mount namespace",
+            "but in the host's namespaces",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuwarden.finding import Proof
-from gpuwarden.model import Container, Process, Workload
+from gpuwarden.model import Process, Workload
 from gpuwarden.node import ALL_GPUS, Node
 from gpuwarden.policy import Policy, PolicyWorkload
 from gpuwarden.rules.policy_match import fit
@@ -138,13 +138,6 @@ def slurm_claim(node: Node, process: Process) -> Claim | None:
     return Claim("slurm", name, "proven", how, workload=workload)
 
 
-def _namespaces_agree(process: Process, container: Container | None) -> bool | None:
-    if container is None or not container.confirmed or container.mount_namespace is None:
-        return None
-    mine = process.namespaces.get("mnt")
-    return None if mine is None else mine == container.mount_namespace
-
-
 def kubernetes_claim(node: Node, process: Process) -> Claim | None:
     """The process's pod and whether pod-resources gave it an accelerator."""
     placement = process.cgroup
@@ -178,7 +171,6 @@ def kubernetes_claim(node: Node, process: Process) -> Claim | None:
     workload = next((w for w in node.snapshot.workloads if is_it(w)), None)
     if workload is None:
         return Claim("kubernetes", name, "claimed", "the kubelet gave this pod no accelerator")
-    agree = _namespaces_agree(process, container)
     if container is None or not container.confirmed:
         return Claim(
             "kubernetes",
@@ -187,12 +179,12 @@ def kubernetes_claim(node: Node, process: Process) -> Claim | None:
             "only its cgroup name ties it to the pod",
             workload=workload,
         )
-    if agree is False and node.shares_host_namespace(process, "mnt"):
+    if node.is_outside(process, container):
         return Claim(
             "kubernetes",
             name,
             "claimed",
-            "in the pod's cgroup, but in the host's mount namespace",
+            "in the pod's cgroup, but in the host's namespaces",
             workload=workload,
         )
     # A container made past the kubelet can carry any pod's uid; only a pod that the runtime keeps
