@@ -145,6 +145,9 @@ def _snapshot(arguments: argparse.Namespace) -> Snapshot:
 
     if not os.path.isdir(arguments.root):
         raise UsageError(f"--root {arguments.root}: not a directory")
+    library = arguments.nvml_library
+    if library is not None and not os.path.lexists(library):
+        raise UsageError(f"--nvml-library {library}: no such file")
     chosen: frozenset[str] | None = None
     if getattr(arguments, "sensors", None):
         chosen = frozenset(arguments.sensors.split(","))

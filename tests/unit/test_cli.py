@@ -374,3 +374,9 @@ def test_a_snapshot_does_not_follow_a_link(run: Run, tmp_path: Path) -> None:
     code, _, err = run("snapshot", str(tmp_path / "link"), "--root", str(root))
     assert (code, "symbolic link" in err) == (64, True)
     assert not (tmp_path / "target").exists()
+
+
+def test_a_library_that_is_not_there_is_a_mistake_not_an_attack(run: Run) -> None:
+    code, _, errors = run("scan", "--nvml-library", "/nonexistent/libnvidia-ml.so.1")
+    assert code == 64
+    assert errors == "gpuwarden: --nvml-library /nonexistent/libnvidia-ml.so.1: no such file\n"
