@@ -229,10 +229,27 @@ def test_a_process_in_namespaces_of_its_own(idle: Idlers, folder: Path) -> None:
         assert found.namespaces["net"] == own["net"]
         assert found.pids_in_namespaces[-2:] == (inner, 1)
         assert found.exe is not None
-        assert (found.exe.path, found.exe.path_is_genuine) == (str(folder / "inner"), None)
+        assert (found.exe.path, found.exe.path_is_genuine) == (str(folder / "inner"), True)
     finally:
         outer.kill()
         outer.wait()
+
+
+@as_root
+def test_a_file_laid_over_a_system_program_in_mounts_of_its_own_is_not_it(folder: Path) -> None:
+    script = 'mount --bind "$0" "$1" && exec "$1" 3600'
+    unshare = shutil.which("unshare")
+    assert unshare, "util-linux is part of every supported system"
+    sleep, target = str(SLEEP), "/usr/bin/env"
+    running = subprocess.Popen([unshare, "--mount", "sh", "-c", script, sleep, target])
+    try:
+        wait_for(lambda: _exe(running.pid).endswith("/env"), "the program is laid over and runs")
+        found = process(running.pid)
+        assert found.exe is not None
+        assert (found.exe.path, found.exe.path_is_genuine) == (target, None)
+    finally:
+        running.kill()
+        running.wait()
 
 
 def _child_of(pid: int) -> int | None:

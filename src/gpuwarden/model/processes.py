@@ -40,8 +40,8 @@ class Executable(Fact, frozen=True, kw_only=True):
     filesystem: str | None = None
     """Type of the file system it is on, such as ext4, tmpfs, overlay."""
     path_is_genuine: bool | None = None
-    """Whether that path, seen from the host, is the same device and inode; None inside a container
-    with its own mounts, where it says nothing."""
+    """Whether that path, seen from the host, is the same device and inode; None for another file
+    seen by a process with mounts of its own, where that says nothing."""
     directory_writable_by: tuple[int, ...] = ()
     """uids other than root that can write its directory; -1 stands for everybody."""
     elf: bool | None = None

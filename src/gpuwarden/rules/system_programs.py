@@ -7,11 +7,13 @@ them. A name alone (a dump has nothing else) is a claim and is said to be one.
 
 from __future__ import annotations
 
+import os.path
 import re
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpuwarden.finding import Proof
-from gpuwarden.model import Process
+from gpuwarden.model import Executable, Process
 from gpuwarden.node import Node
 from gpuwarden.pattern import pattern
 from gpuwarden.rules.masquerade import SYSTEM_DIRECTORIES, basename
@@ -69,6 +71,10 @@ ADDON_NAMESPACES = frozenset(
     "nvidia-network-operator openshift-nvidia-gpu kube-amd-gpu node-feature-discovery monitoring "
     "gmp-system gke-managed-system".split()
 )
+CODE_VARIABLES = ("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "CUDA_INJECTION64_PATH")
+"""Variables that make the loader or the driver put other code into a program (ld.so(8))."""
+SNAP_LIBRARIES = "/var/lib/snapd/lib/"
+"""Where snapd, as root, puts the driver's libraries for the programs that it starts."""
 
 
 class SystemMatch(NamedTuple):
@@ -116,18 +122,41 @@ def matches(node: Node, process: Process) -> SystemMatch | None:
         return None
     if exe is None:
         return SystemMatch(kind, "claimed", f"it says it is {name}; its binary could not be read")
-    proven = (
-        exe.path.startswith(SYSTEM_DIRECTORIES)
-        and exe.owner_uid == 0
-        and exe.mode is not None
-        and not exe.mode & 0o022
-        and not exe.directory_writable_by
-        and not exe.memfd
-        and (not exe.deleted or exe.replaced)
-        and exe.path_is_genuine is not False
-    )
-    if proven:
+    doubt = next(_doubts(node, process, exe), None)
+    if doubt is None:
         return SystemMatch(kind, "proven", f"{exe.path} is root-owned and only root can write it")
-    return SystemMatch(
-        kind, "claimed", f"{exe.path} is named like a {kind}, but others can write it"
-    )
+    return SystemMatch(kind, "claimed", f"{exe.path} is named like a {kind}, but {doubt}")
+
+
+def _doubts(node: Node, process: Process, exe: Executable) -> Iterator[str]:
+    """Why a binary's path and owner do not prove what runs in the process."""
+    if (
+        not exe.path.startswith(SYSTEM_DIRECTORIES)
+        or exe.owner_uid != 0
+        or exe.mode is None
+        or exe.mode & 0o022
+        or exe.directory_writable_by
+        or exe.memfd
+        or (exe.deleted and not exe.replaced)
+    ):
+        yield "others can write it"
+    # An upgrade leaves another file at that path; only who has no mounts of its own shows where.
+    upgraded = exe.deleted and exe.replaced and node.shares_host_namespace(process, "mnt") is True
+    if exe.path_is_genuine is not True and not upgraded:
+        yield "that path is not the host's own file"
+    if node.shares_host_namespace(process, "user") is False:
+        yield "it lives in a user namespace, where anybody can lay files over its libraries"
+    loaded = foreign_code(process.environment)
+    if loaded is not None:
+        yield f"it was started with {loaded}"
+
+
+def foreign_code(environment: Mapping[str, str]) -> str | None:
+    """``NAME=entry`` by which a program loads code from where root alone does not write."""
+    for name in CODE_VARIABLES:
+        for entry in environment.get(name, "").replace(":", " ").split():
+            path = os.path.normpath(entry) if entry.startswith("/") else entry
+            bare = "/" not in entry and name != "LD_LIBRARY_PATH"
+            if not bare and not f"{path}/".startswith((*SYSTEM_DIRECTORIES, SNAP_LIBRARIES)):
+                return f"{name}={entry}"
+    return None
