@@ -215,6 +215,12 @@ def _finding(rule: Rule, hit: Hit) -> Finding:
     )
 
 
+def _line_of(name: str) -> str | None:
+    """The file in ``FILE:LINE``. A file's own name may hold colons."""
+    path, _, line = name.rpartition(":")
+    return path if line.isascii() and line.isdigit() else None
+
+
 def _silence(
     node: Node, policy: Policy, finding: Finding, today: datetime.date
 ) -> PolicyException | None:
@@ -230,7 +236,7 @@ def _silence(
             finding.subject.kind in ("persistence", "node")
             and (
                 finding.subject.name == exception.path
-                or finding.subject.name.startswith(exception.path + ":")
+                or _line_of(finding.subject.name) == exception.path
             )
         ):
             continue
