@@ -94,7 +94,12 @@ def fit(node: Node, match: Match, process: Process, job: Workload | None) -> Mat
             if exe is None or not any(_word_fits(w, exe.path, globs=True) for w in wanted):
                 return NO_MATCH
             writable = bool(exe.directory_writable_by) or bool((exe.mode or 0) & 0o022)
+            # A file of the process's own user is whatever that user writes into it.
+            writable = writable or exe.owner_uid not in (0, None)
             foreign = container is not None or exe.path_is_genuine is False
+            # With mounts of its own any file can be laid over the path.
+            own_mounts = node.shares_host_namespace(process, "mnt") is False
+            foreign = foreign or (own_mounts and exe.path_is_genuine is not True)
             if writable or foreign or exe.memfd or (exe.deleted and not exe.replaced):
                 proof = "claimed"
         why.append(name)
