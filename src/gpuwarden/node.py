@@ -249,9 +249,13 @@ class Node:
         Sandboxes inside a container make namespaces too, so differing alone says nothing.
         """
         mounts, pids = process.namespaces.get("mnt"), process.namespaces.get("pid")
-        if container.mount_namespace is None or mounts in (None, container.mount_namespace):
+        if mounts in (None, container.mount_namespace):
             return False
-        if self.shares_host_namespace(process, "mnt"):
+        in_host_mounts = self.shares_host_namespace(process, "mnt") is True
+        if container.mount_namespace is None:
+            # Every container has mounts of its own; but inside one, init is the container's.
+            return in_host_mounts and self.snapshot.node.host_pid_namespace is True
+        if in_host_mounts:
             return True
         of_host = self.shares_host_namespace(process, "pid")
         return bool(of_host) and container.pid_namespace not in (None, pids)

@@ -32,7 +32,7 @@ from gpuwarden.sensors.runtimes.docker_api import parse_docker_inspect
 from gpuwarden.sensors.xid_lines import parse_lines
 from gpuwarden.snapshot import open_recording
 from tests.support.cases import ARGUED, CGROUPS, DUMPS, MINER_LINES, SAID, XIDS
-from tests.support.nodes import NodeBuilder, executable, gpu_id
+from tests.support.nodes import HOST_NAMESPACES, NodeBuilder, executable, gpu_id
 
 CASES = Path(__file__).parents[3] / "shared" / "cases"
 FILES = {
@@ -264,7 +264,8 @@ def in_container(node: NodeBuilder, container: Container) -> Row:
     path = f"/docker/{container.id}"
     if container.pod_uid is not None:
         path = f"/kubepods/burstable/pod{container.pod_uid}/{container.id}"
-    node.process(4242, user="root", cgroup=path)
+    own_mounts = {**HOST_NAMESPACES, "mnt": 4_026_540_000}
+    node.process(4242, user="root", cgroup=path, namespaces=own_mounts)
     node.client(4242)
     return node.row(4242)
 

@@ -9,10 +9,14 @@ from typing import NamedTuple
 from gpuwarden.finding import Proof
 from gpuwarden.model import Process, Workload
 from gpuwarden.node import ALL_GPUS, Node
+from gpuwarden.pattern import pattern
 from gpuwarden.policy import Policy, PolicyWorkload
 from gpuwarden.rules.policy_match import fit
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOBID")
+ENGINES = frozenset({"docker", "podman"})
+"""Runtimes that people start containers with; as a kubelet's they keep no CRI sandboxes."""
+JOB_GROUP = pattern(r"job_[0-9]{1,20}|s[0-9A-HJKMNP-TV-Z]{13}")
 
 
 class Claim(NamedTuple):
@@ -97,6 +101,26 @@ def _slurm_job_of(node: Node, process: Process) -> tuple[str | None, str]:
     return None, ""
 
 
+def _maker_of_job_group(process: Process) -> str | None:
+    """The container, session or service in which a job's cgroup lies; None where Slurm makes it.
+
+    Slurm makes it at the root (v1) or in a slice of the system (v2); below anything else, whoever
+    runs there can make a group of that name.
+    """
+    makers: list[str] = []
+    for path in process.cgroup.paths if process.cgroup is not None else ():
+        parts = [part for part in path.split("/") if part]
+        at = next((i for i, part in enumerate(parts) if JOB_GROUP.fullmatch(part)), None)
+        if at is None:
+            continue
+        above = parts[: at - 1] if at and parts[at - 1].startswith("uid_") else parts[:at]
+        foreign = [p for p in above[:-1] if not p.endswith(".slice") or p.startswith("user")]
+        if not foreign:
+            return None
+        makers.append(foreign[0])
+    return makers[0] if makers else None
+
+
 def slurm_claim(node: Node, process: Process) -> Claim | None:
     """The process's Slurm job, as its cgroup, Slurm's own pid list or its environment say."""
     job, where = _slurm_job_of(node, process)
@@ -126,6 +150,15 @@ def slurm_claim(node: Node, process: Process) -> Claim | None:
         )
     if where == "environment":
         return Claim("slurm", name, "claimed", "only its environment names it", workload=workload)
+    maker = _maker_of_job_group(process) if where == "cgroup" else None
+    if maker is not None and process.pid not in workload.pids:
+        return Claim(
+            "slurm",
+            name,
+            "claimed",
+            f"its cgroup names it inside {maker}, where others than Slurm make groups",
+            workload=workload,
+        )
     if workload.uid is not None and process.uid not in (None, 0, workload.uid):
         return Claim(
             "slurm",
@@ -187,8 +220,24 @@ def kubernetes_claim(node: Node, process: Process) -> Claim | None:
             "in the pod's cgroup, but in the host's namespaces",
             workload=workload,
         )
-    # A container made past the kubelet can carry any pod's uid; only a pod that the runtime keeps
-    # has a name.
+    # A container made past the kubelet can carry any pod's uid and, by its labels, any name; only a
+    # pod that the runtime keeps has a name there, and one runtime keeps a pod.
+    if container.runtime in ENGINES and uid in source.running:
+        return Claim(
+            "kubernetes",
+            name,
+            "claimed",
+            f"the pod is another runtime's, its container is {container.runtime}'s",
+            workload=workload,
+        )
+    if container.pod_uid not in (None, uid):
+        return Claim(
+            "kubernetes",
+            name,
+            "claimed",
+            f"its cgroup names the pod, its container is pod {container.pod_uid}'s",
+            workload=workload,
+        )
     if container.pod_name is None and uid not in source.running:
         return Claim(
             "kubernetes", name, "claimed", "its container only carries the uid", workload=workload

@@ -108,12 +108,14 @@ def matches(node: Node, process: Process) -> SystemMatch | None:
         image = container.image or ""
         if not ADDON_IMAGES.fullmatch(image) or container.pod_namespace not in ADDON_NAMESPACES:
             return None
-        proven = container.confirmed and container.image_digest is not None
+        # An image can bring any label, the pod's namespace too; a place among the pods it cannot.
+        in_pod = process.cgroup is not None and process.cgroup.pod_uid is not None
+        proven = container.confirmed and container.image_digest is not None and in_pod
+        how = f", digest {container.image_digest}" if proven else "; no pod and digest confirm it"
         return SystemMatch(
             "cluster add-on",
             "proven" if proven else "claimed",
-            f"image {image} in namespace {container.pod_namespace}"
-            + (f", digest {container.image_digest}" if proven else "; no digest confirms it"),
+            f"image {image} in namespace {container.pod_namespace}{how}",
         )
     exe = process.exe
     name = basename(exe.path) if exe else (basename(process.argv[0]) if process.argv else "")
