@@ -94,6 +94,21 @@ def test_a_match_by_a_binary_that_others_can_write_is_only_a_claim(node: NodeBui
     assert "only claims to be ours" in row.path[0]
 
 
+def test_a_users_own_binary_narrows_a_match_by_that_user_and_proves_nothing_alone(
+    node: NodeBuilder,
+) -> None:
+    own = executable("/home/alice/env/bin/train", directory_writable_by=(1000,))
+    node.process(10, exe=own)
+    node.process(11, exe=own, user="bob")
+    node.client(10)
+    node.client(11)
+    both = _entry("user: alice, binary: /home/alice/env/bin/train")
+    assert node.row(10, policy=both).verdict == "expected"
+    assert node.row(11, policy=both).verdict != "expected"
+    alone = _entry("binary: /home/alice/env/bin/train")
+    assert node.row(10, policy=alone).verdict == "other-team"
+
+
 @pytest.mark.parametrize(
     ("gpus", "verdict"),
     [

@@ -93,9 +93,14 @@ def fit(node: Node, match: Match, process: Process, job: Workload | None) -> Mat
             exe = process.exe
             if exe is None or not any(_word_fits(w, exe.path, globs=True) for w in wanted):
                 return NO_MATCH
-            writable = bool(exe.directory_writable_by) or bool((exe.mode or 0) & 0o022)
-            # A file of the process's own user is whatever that user writes into it.
-            writable = writable or exe.owner_uid not in (0, None)
+            # A file of the process's own user is whatever that user writes into it: it narrows a
+            # match by that user, and proves nothing without one.
+            trusted = {0, None, process.uid} if match.user is not None else {0, None}
+            writable = (
+                exe.owner_uid not in trusted
+                or not trusted.issuperset(exe.directory_writable_by)
+                or bool((exe.mode or 0) & 0o022)
+            )
             foreign = container is not None or exe.path_is_genuine is False
             # With mounts of its own any file can be laid over the path.
             own_mounts = node.shares_host_namespace(process, "mnt") is False
