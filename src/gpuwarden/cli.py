@@ -194,6 +194,7 @@ def _scan(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
+    from gpuwarden.outputs.words import escape
     from gpuwarden.snapshot import write
 
     snapshot = _snapshot(arguments)
@@ -207,7 +208,7 @@ def _record(arguments: argparse.Namespace) -> int:
         f"{len(snapshot.processes)} processes recorded\n"
     )
     for run in unseen:
-        _write(f"  not all was seen: {run.name} ({run.state}): {run.reason}\n")
+        _write(escape(f"  not all was seen: {run.name} ({run.state}): {run.reason}") + "\n")
     return EXIT_BLIND if any(s.state == "failed" for s in unseen) else EXIT_CLEAR
 
 
@@ -268,8 +269,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[arguments.command](arguments)
     except UsageError as error:
-        remedy = f"\n  {error.remedy}" if error.remedy else ""
-        sys.stderr.write(f"gpuwarden: {error}{remedy}\n")
+        from gpuwarden.outputs.words import escape
+
+        remedy = f"\n  {escape(error.remedy)}" if error.remedy else ""
+        message = escape(f"gpuwarden: {error}") + remedy + "\n"
+        sys.stderr.buffer.write(message.encode(sys.stderr.encoding or "utf-8", "backslashreplace"))
         return EXIT_USAGE
     except BrokenPipeError:
         # The reader went away (a pager, head): nothing is wrong with the scan.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gpuwarden.model import Fact, NodeFacts, SensorRun, Snapshot, SourceRun
 from gpuwarden.outputs.sheet import cut
-from gpuwarden.outputs.words import escape
+from gpuwarden.outputs.words import escape, json_text
 
 DOCTOR_SCHEMA = "gpuwarden.doctor"
 
@@ -62,8 +60,7 @@ def examine(snapshot: Snapshot, *, as_json: bool, width: int) -> tuple[str, bool
         source.state != "failed" for source in snapshot.sources
     )
     if as_json:
-        text = msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
-        return text, sound
+        return json_text(diagnosis), sound
     lines = [f"{'sensor':<13} {'state':<8} {'seconds':>8} {'facts':>6}  reason"]
     for run in snapshot.sensors:
         lines.append(_line(run, run.facts, width))
@@ -88,7 +85,7 @@ def examine(snapshot: Snapshot, *, as_json: bool, width: int) -> tuple[str, bool
 
 
 def _line(run: SensorRun | SourceRun, count: int, width: int) -> str:
-    head = f"{run.name:<13} {run.state:<8} {run.seconds:>8.3f} {count:>6}  "
+    head = f"{escape(run.name):<13} {run.state:<8} {run.seconds:>8.3f} {count:>6}  "
     return (head + cut(escape(run.reason), max(width - len(head), 24))).rstrip()
 
 

@@ -12,7 +12,7 @@ from gpuwarden.finding import Row
 from gpuwarden.judge import judge_rows
 from gpuwarden.model import Fact, Snapshot, SourceRun, Workload
 from gpuwarden.node import Node
-from gpuwarden.outputs.words import escape, moment
+from gpuwarden.outputs.words import escape, json_text, moment
 from gpuwarden.policy import Policy
 from gpuwarden.rules.membership import policy_references
 
@@ -78,8 +78,7 @@ def render(
     expected = expected_set(snapshot, policy, policy_path)
     complete = all(source.state != "failed" for source in expected.sources)
     if as_json:
-        text = msgspec.json.format(msgspec.json.encode(expected), indent=2).decode() + "\n"
-        return text, complete
+        return json_text(expected), complete
     by_source: dict[str, list[Workload]] = defaultdict(list)
     for workload in expected.workloads:
         by_source[workload.source].append(workload)
@@ -170,4 +169,7 @@ def learn(snapshot: Snapshot, policy: Policy) -> str:
         lines += [f"#   {escape(item)}" for item in refused]
     document: dict[str, Any] = {"version": 1, "workloads": list(drafts.values())}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    if any(escape(line) != line for line in body.split("\n")):
+        # PyYAML counts what turns the reading direction as printable.
+        body = yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=100)
     return "\n".join(lines) + "\n" + body

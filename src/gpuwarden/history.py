@@ -97,8 +97,8 @@ def tell(
         found = _find_gpu(node, gpu or "")
         moments = list(_gpu_moments(node, found))
         mine = [row for row in rows if row.gpu_id == found.id]
-        lines.append(f"GPU {node.gpu_label(found.id)}: {found.name or 'unnamed'}")
-    lines += [f"  on GPU {row.gpu}: pid {row.pid or '-'}, {row.verdict}" for row in mine]
+        lines.append(escape(f"GPU {node.gpu_label(found.id)}: {found.name or 'unnamed'}"))
+    lines += [escape(f"  on GPU {row.gpu}: pid {row.pid or '-'}, {row.verdict}") for row in mine]
     moments.sort(key=lambda m: (m[0] is None, m[0] or 0))
     lines += [f"  {moment(at_ns):<20}  {escape(text)}" for at_ns, text in moments]
     if not snapshot.accounted:

@@ -6,11 +6,12 @@ import msgspec
 
 from gpuwarden.errors import Malformed
 from gpuwarden.finding import REPORT_SCHEMA, REPORT_VERSION, Report
+from gpuwarden.outputs.words import json_text
 
 
 def render(report: Report) -> str:
     """The whole report as indented JSON, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+    return json_text(report)
 
 
 def parse(data: bytes) -> Report:
@@ -28,5 +29,4 @@ def parse(data: bytes) -> Report:
 
 def schema() -> str:
     """The JSON Schema of a report, generated from the types."""
-    document = msgspec.json.schema(Report)
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return json_text(msgspec.json.schema(Report))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from gpuwarden.outputs.words import escape
+
 # SGR codes (ECMA-48 8.3.117) of the few styles in use.
 STYLES = {
     "bold": "1",
@@ -81,7 +83,7 @@ def wrap(text: str, width: int, hang: int = 0) -> list[str]:
 
 
 class Sheet:
-    """Lines in the making."""
+    """Lines in the making; whatever is put in, nothing in it acts on the terminal."""
 
     def __init__(self, width: int, *, colour: bool) -> None:
         self.width = width
@@ -99,12 +101,12 @@ class Sheet:
 
     def add(self, text: str, *, indent: int = 0, hang: int = 0, style: str = "") -> None:
         """One paragraph, wrapped."""
-        for line in wrap(text, self.width - indent, hang):
+        for line in wrap(escape(text), self.width - indent, hang):
             self._lines.append(" " * indent + self.styled(line.rstrip(), style))
 
     def lead(self, lead: str, text: str, *, indent: int = 0, hang: int = 0, style: str) -> None:
         """One paragraph of which the first words, ``lead``, are styled."""
-        lines = wrap(lead + text, self.width - indent, hang)
+        lines = wrap(lead + escape(text), self.width - indent, hang)
         for number, line in enumerate(lines):
             shown = line.rstrip()
             if number == 0 and shown.startswith(lead.rstrip()):
@@ -122,8 +124,9 @@ class Sheet:
     ) -> None:
         """A table; ``styles`` colours the last column of each row."""
         for row, style in zip(rows, styles, strict=True):
-            fitted = [pad(cell, widths[i], right=i in right) for i, cell in enumerate(row[:-1])]
-            self._lines.append(" ".join([*fitted, self.styled(row[-1], style)]).rstrip())
+            shown = [escape(cell) for cell in row]
+            fitted = [pad(cell, widths[i], right=i in right) for i, cell in enumerate(shown[:-1])]
+            self._lines.append(" ".join([*fitted, self.styled(shown[-1], style)]).rstrip())
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import datetime
+import re
 import unicodedata
+from typing import Any
+
+import msgspec
+
+from gpuwarden.pattern import pattern
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
+UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Categories of characters that act on a terminal or do not show; Unicode's own names."""
+_NOT_ASCII = pattern(r"[^\n\x20-\x7e]")
+
+
 def escape(text: str) -> str:
     """Control, format and bidirectional characters as visible escapes; nothing else changed."""
+    if text.isprintable():
+        return text
     out: list[str] = []
     for character in text:
-        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+        if unicodedata.category(character) in UNSEEN:
             code = ord(character)
             named = {9: "\\t", 10: "\\n", 13: "\\r", 27: "\\e"}.get(code)
             out.append(named or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"))
         else:
             out.append(character)
     return "".join(out)
+
+
+def json_text(document: Any) -> str:
+    """Indented JSON, ending in a newline; what acts on a terminal stands in it as JSON escapes."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return _NOT_ASCII.sub(_json_escape, text)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if unicodedata.category(character) not in UNSEEN:
+        return character
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def memory(size: int | None) -> str:
