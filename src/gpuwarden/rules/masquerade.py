@@ -71,7 +71,9 @@ KERNEL_THREAD_NAME = pattern(
 NEVER_GPU_CLIENTS = frozenset(
     "sh bash dash ash zsh ksh fish busybox su sudo pwd ls cat cp mv rm echo sleep true false env "
     "cron crond sshd login agetty systemd init dbus-daemon rsyslogd id ps top kill grep sed awk "
-    "mawk gawk find xargs tail head mkdir chmod chown date uname hostname mount".split()
+    "mawk gawk find xargs tail head mkdir chmod chown date uname hostname mount "
+    "nvidia-smi nvidia-persistenced nvidia-modprobe nvidia-powerd nv-fabricmanager "
+    "nvidia-fabricmanager nvidia-gridd nvidia-topologyd".split()
 )
 CLAIMED_FAMILIES = (
     ("python", pattern(r"python[\d.]*(?:-dbg)?|pypy[\d.]*|conda|ipython\d*|uv")),
