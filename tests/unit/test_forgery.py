@@ -190,3 +190,38 @@ def test_an_exception_for_a_file_covers_no_file_whose_name_only_begins_so(
     )
     (finding,) = [f for f in report.findings if f.rule == "autostart_suspicious"]
     assert (finding.silenced_by is not None) is silenced
+
+
+# ------------------------------------------------------------------ libraries and tools by name
+
+
+@pytest.mark.parametrize(
+    ("library", "known"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libsnoopy.so", True),
+        ("libjemalloc.so.2", True),
+        ("/usr/lib/arm-linux-gnueabihf/libarmmem-${PLATFORM}.so", True),
+        ("/$LIB/liboneagentproc.so", True),
+        ("/opt/datadog-packages/datadog-apm-inject/stable/inject/launcher.preload.so", True),
+        ("/dev/shm/libjemalloc.so.2", False),
+        ("/usr/lib/.x/libsnoopy.so", False),
+        ("/usr/lib/../../tmp/libsnoopy.so", False),
+        ("/home/alice/libtcmalloc.so", False),
+    ],
+)
+def test_a_common_librarys_name_in_an_odd_place_is_not_that_library(
+    node: NodeBuilder, library: str, known: bool
+) -> None:
+    node.autostart("preload", "/etc/ld.so.preload", library, library, line=1)
+    found = [f.rule for f in node.judge().findings]
+    assert found == ([] if known else ["preload_library_unknown"])
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("nvidia-smi", "suspicious"), ("kitty", "system")])
+def test_a_driver_tool_that_computes_was_taken_over(
+    node: NodeBuilder, name: str, verdict: str
+) -> None:
+    """Code injected by ptrace leaves path, owner and arguments as they were."""
+    node.process(10, exe=f"/usr/bin/{name}")
+    node.client(10)
+    assert node.row(10).verdict == verdict

@@ -15,11 +15,16 @@ from gpuwarden.rules.miner_signs import line_signs
 INTERPRETERS = pattern(r"(?:python|pypy|perl|ruby|node|java|php|lua)[\d.]*|(?:ba|da|z|k)?sh|env")
 PRELOAD_KINDS = frozenset({"preload"})
 CONTAINER_KINDS = frozenset({"container-restart", "pod-controller"})
-# Audit and accounting libraries that clusters load into every process on purpose.
+# Audit, accounting and monitoring libraries that clusters load into every process on purpose.
 KNOWN_PRELOADS = pattern(
     r"(?:.*/)?(?:libxalt_init|libsnoopy|libtcmalloc\w*|libjemalloc|libmimalloc|libnss_wrapper"
-    r"|libfakeroot|libeatmydata|libdarshan|libmap-sampler|libsegfault|libgtk3-nocsd)"
-    r"(?:-\w+)*\.so(?:\.\d+)*"
+    r"|libfakeroot|libeatmydata|libdarshan|libmap-sampler|libsegfault|libgtk3-nocsd"
+    r"|liboneagentproc|launcher\.preload|libarmmem|libAppProtection)"
+    r"(?:-[\w${}]+)*\.so(?:\.\d+)*"
+)
+# Root's own places; $LIB and $PLATFORM are the loader's words (ld.so(8)).
+_PRELOAD_PLACE = pattern(
+    r"/(?:usr|opt|nix|sw|apps|software|shared|cvmfs)/.*|/(?:lib(?:64)?|\$LIB|\$\{LIB\})/.*|[^/]+"
 )
 _HIDDEN = pattern(r"(?:^|[\s'\"=])(?:/[^\s'\"]*)?/\.(?!\.?/)[^\s/'\"]+")
 _FETCH = pattern(r"\b(?:curl|wget)\b[^|;&]*\|\s*(?:sudo\s+)?(?:\w*/)*(?:ba|da|z)?sh\b")
@@ -62,8 +67,14 @@ def oddities(entry: PersistenceEntry) -> tuple[str, ...]:
 
 
 def preload_is_known(entry: PersistenceEntry) -> bool:
-    """Whether every library of a preload line is a common audit or allocator library."""
-    return bool(entry.commands) and all(KNOWN_PRELOADS.fullmatch(c) for c in entry.commands)
+    """Whether every library of a preload line is a common audit or allocator library.
+
+    A common name in a place where others than root may write, or a hidden one, is not known.
+    """
+    return bool(entry.commands) and all(
+        KNOWN_PRELOADS.fullmatch(c) and _PRELOAD_PLACE.fullmatch(c) and "/." not in c
+        for c in entry.commands
+    )
 
 
 def _where(entry: PersistenceEntry) -> str:
