@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -233,6 +234,27 @@ def test_a_process_in_namespaces_of_its_own(idle: Idlers, folder: Path) -> None:
     finally:
         outer.kill()
         outer.wait()
+
+
+@as_root
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this kernel has no FUSE")
+def test_a_server_that_never_answers_costs_only_what_lies_behind_it(
+    idle: Idlers, folder: Path
+) -> None:
+    shutil.copy(SLEEP, folder / "worker")
+    pid = idle.binary(folder / "worker")
+    server = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    calls = ctypes.CDLL(None, use_errno=True)
+    try:
+        assert calls.mount(b"silent", bytes(folder), b"fuse", 0, options.encode()) == 0
+        found = process(pid)
+    finally:
+        calls.umount2(bytes(folder), 2)
+        os.close(server)
+    assert found.exe is not None
+    assert found.exe.path == str(folder / "worker")
+    assert "did not answer" in found.exe.unread["path_is_genuine"]
 
 
 @as_root

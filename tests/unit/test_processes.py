@@ -227,6 +227,33 @@ def test_file_systems_by_number_then_by_path() -> None:
     assert not mounts.is_network("ext4") and not mounts.is_network(None)
 
 
+def test_a_path_over_a_servers_mount_is_told_from_one_beside_it() -> None:
+    table = mounts.parse_mountinfo(
+        b"1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        b"2 1 0:44 / /net/home rw - nfs4 server:/home rw\n"
+        b"3 2 8:2 / /net/home/alice/local rw - ext4 /dev/sdb rw\n"
+    )
+    assert table.asks_a_server("/net/home/alice/local/train")
+    assert not table.asks_a_server("/net/homes/train")
+
+
+def test_processes_whose_reading_did_not_end_are_not_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host()
+    seen = Seen(table=stat_lines.read(host))
+    late = TimedOut("no answer before the deadline")
+    monkeypatch.setattr(details, "workers_for", lambda count, least_each: 2)
+    monkeypatch.setattr(details, "fan_out", lambda items, work, **_: [(items, late)])
+    facts = list(details.read(host, seen, [os.getpid(), os.getppid()]))
+    found = {f.pid: f for f in facts if isinstance(f, Process)}
+    assert set(found) == {os.getpid(), os.getppid()}
+    me = found[os.getpid()]
+    assert (me.exe, me.argv, me.uid, me.state) == (None, None, None, "R")
+    assert "did not end" in me.unread["exe"]
+    assert [f.count for f in facts if isinstance(f, Gap)] == [2]
+
+
 def hang(*_: object) -> bytes:
     time.sleep(60)
     return b""

@@ -102,6 +102,7 @@ def read(
         ):
             if isinstance(answer, Exception):
                 found.append(_unanswered(some, answer))
+                found += _by_the_table_alone(seen, some, role, answer)
             else:
                 processes, gaps = msgspec.msgpack.decode(answer, type=_Answer)
                 found += [*processes, *gaps]
@@ -115,6 +116,29 @@ def _unanswered(pids: Sequence[int], error: Exception) -> Gap:
         reason=f"reading them did not end: {error}",
         count=len(pids),
     )
+
+
+def _by_the_table_alone(
+    seen: Seen, pids: Sequence[int], role: str, error: Exception
+) -> Iterator[Process]:
+    """What the process table holds of processes that could not be read: they are not gone."""
+    fields = ("exe", "argv", "environment", "uid", "cgroup", "namespaces", "loginuid")
+    for pid in pids:
+        line = seen.table.get(pid)
+        if line is not None:
+            yield Process(
+                pid=pid,
+                start_time_ticks=line.start_time_ticks,
+                ppid=line.ppid,
+                process_group=line.process_group,
+                session_id=line.session_id,
+                comm=line.comm,
+                state=line.state,
+                kernel_thread=stat_lines.is_kernel_thread(line),
+                thread_count=line.thread_count,
+                role=role,
+                unread=dict.fromkeys(fields, f"reading it did not end: {error}"),
+            )
 
 
 def _new_reading(host: Host, names: UserNames) -> _Reading:

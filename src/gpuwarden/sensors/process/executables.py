@@ -204,7 +204,7 @@ def _contents(binaries: Binaries, binary: _Binary, filesystem: str | None) -> _C
     def look() -> _Contents:
         return _look(binaries, binary)
 
-    if is_network(filesystem) and binaries.host.is_live:
+    if binaries.host.is_live and (is_network(filesystem) or _asks_a_server(binaries, binary)):
         contents = _look_with_deadline(binaries, status.device, look)
     else:
         contents = look()
@@ -212,6 +212,16 @@ def _contents(binaries: Binaries, binary: _Binary, filesystem: str | None) -> _C
         # A reason may be this process's alone: it may have vanished meanwhile.
         binaries.contents[key] = contents
     return contents
+
+
+def _asks_a_server(binaries: Binaries, binary: _Binary) -> bool:
+    """Whether the process, or the host's init, reaches the path over a server's mount.
+
+    A local file can lie below one, or have one laid over its directory after it was started.
+    """
+    seen_by = ((binary.pid, binary.mount_namespace), (1, binaries.init_mount_namespace))
+    tables = [_mounts(binaries, pid, namespace) for pid, namespace in seen_by]
+    return any(isinstance(t, MountTable) and t.asks_a_server(binary.path) for t in tables)
 
 
 def _look_with_deadline(

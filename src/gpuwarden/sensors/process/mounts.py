@@ -63,6 +63,10 @@ class MountTable(Struct):
                 best = mount
         return None if best is None else best.filesystem
 
+    def asks_a_server(self, path: str) -> bool:
+        """Whether walking down ``path`` goes over a mount whose server may not answer."""
+        return any(is_network(m.filesystem) and _is_under(path, m.point) for m in self.mounts)
+
 
 def _is_under(path: str, point: str) -> bool:
     return point in ("/", path) or path.startswith(point + "/")
