@@ -212,6 +212,22 @@ def test_a_zombie_says_that_it_is_one(idle: Idlers) -> None:
     assert "has ended" in found.unread["exe"]
 
 
+def test_a_process_whose_first_thread_has_ended_is_no_zombie(idle: Idlers) -> None:
+    pid, _ = idle.python(
+        """
+        import ctypes, platform, threading, time
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        print("ready", flush=True)
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+        """
+    )
+    wait_for(lambda: stat_lines.read_line(Host(), pid).state == "Z", "the first thread ends")
+    found = process(pid)
+    assert (found.pid, found.state) == (pid, "S")
+    assert found.exe is not None and "python" in found.exe.path
+    assert found.argv is not None and "python" in found.argv[0]
+
+
 @as_root
 def test_a_process_in_namespaces_of_its_own(idle: Idlers, folder: Path) -> None:
     unshare = shutil.which("unshare")

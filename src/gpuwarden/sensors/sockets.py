@@ -14,6 +14,7 @@ from gpuwarden.errors import Denied, GpuwardenError, Malformed
 from gpuwarden.host import Host
 from gpuwarden.model import Connection, Gap
 from gpuwarden.pattern import pattern
+from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.process.executables import read_namespace
 from gpuwarden.sensors.seen import Seen
 
@@ -116,8 +117,11 @@ def read(host: Host, seen: Seen, pids: Iterable[int]) -> Iterator[Connection | G
     namespaces: dict[int, _Namespace | str] = {}
     denied = 0
     for pid in dict.fromkeys(pids):
+        line = seen.table.get(pid)
+        thread = stat_lines.living_thread(host, line) if line is not None else None
+        number_in_proc = pid if thread is None else thread.pid
         try:
-            files = host.open_files(f"/proc/{pid}/fd")
+            files = host.open_files(f"/proc/{number_in_proc}/fd")
         except Denied:
             denied += 1
             continue
@@ -130,7 +134,7 @@ def read(host: Host, seen: Seen, pids: Iterable[int]) -> Iterator[Connection | G
         number = _namespace_of(host, seen, pid)
         key = number if number is not None else -pid
         if key not in namespaces:
-            namespaces[key] = _read_tables(host, pid)
+            namespaces[key] = _read_tables(host, number_in_proc)
         tables = namespaces[key]
         if isinstance(tables, str):
             # Read through another process next time: this one may just have ended.

@@ -182,6 +182,13 @@ def _read_one(reading: _Reading, seen: Seen, pid: int, role: str) -> Process | G
     if known is not None and known.start_time_ticks != line.start_time_ticks:
         return None
     process = _details(reading, line, role)
+    thread = stat_lines.living_thread(host, line)
+    if thread is not None:
+        of_thread = _details(reading, thread, role)
+        names = ("pid", "start_time_ticks", "started_at_ns", "comm", "pids_in_namespaces")
+        process = msgspec.structs.replace(
+            of_thread, **{name: getattr(process, name) for name in names}
+        )
     try:
         after = stat_lines.read_line(host, pid)
     except Denied:

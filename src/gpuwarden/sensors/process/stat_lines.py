@@ -16,6 +16,7 @@ _STATE, _PPID, _PROCESS_GROUP, _SESSION, _TTY = 0, 1, 2, 3, 4
 _FLAGS, _USER_TICKS, _SYSTEM_TICKS, _THREADS, _START = 6, 11, 12, 17, 19
 _FIELDS_NEEDED = 20
 _LINE_LIMIT_BYTES = 1024
+_THREADS_LIMIT = 256
 _COMM_LIMIT_BYTES = 64
 """The kernel keeps 15; workqueue threads show up to 63 (proc_task_name)."""
 
@@ -78,6 +79,26 @@ def read_one(host: Host, pid: int) -> StatLine | None:
 def read_line(host: Host, pid: int) -> StatLine:
     """The stat line of one process. Errors: Unavailable, Denied, Malformed."""
     return parse_stat(host.read_short(f"/proc/{pid}/stat", _LINE_LIMIT_BYTES))
+
+
+def living_thread(host: Host, line: StatLine) -> StatLine | None:
+    """A thread that runs on in a process whose first thread has ended; None in any other process.
+
+    Such a process reads as a zombie without a binary, words or descriptors, and computes all the
+    same; its other threads' folders in /proc hold them. A thread that hangs in the kernel (state
+    D), as a killed process's does, is none.
+    """
+    if line.state != "Z" or line.thread_count < 2:
+        return None
+    try:
+        threads = host.names(f"/proc/{line.pid}/task")[:_THREADS_LIMIT]
+    except GpuwardenError:
+        return None
+    for name in threads:
+        thread = read_one(host, int(name)) if name.isascii() and name.isdigit() else None
+        if thread is not None and thread.state in "RSTt":
+            return thread
+    return None
 
 
 def is_kernel_thread(line: StatLine) -> bool:
