@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +20,15 @@ from gpuwarden.model import (
     PersistenceEntry,
     Process,
 )
+from gpuwarden.rules.respawn import oddities
 from gpuwarden.sensors.autostarts import cron, startup_files, supervisord, systemd_units
-from gpuwarden.sensors.autostarts.entry_selection import _STANDS_OUT, Selection, stands_out
+from gpuwarden.sensors.autostarts.entry_selection import (
+    _STANDS_OUT,
+    Selection,
+    copies_and_deletes,
+    fetches,
+    stands_out,
+)
 from gpuwarden.sensors.autostarts.place_reader import PlaceFile
 from gpuwarden.sensors.persistence import (
     from_containers,
@@ -33,6 +41,7 @@ from gpuwarden.sensors.persistence import (
     parse_unit,
     read,
 )
+from gpuwarden.sensors.process.fan_out import in_child
 from gpuwarden.sensors.seen import Seen, StatLine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -542,3 +551,49 @@ def test_directories_of_the_same_inode_are_listed_once(tmp_path: Path) -> None:
     entries, _ = _scan(tmp_path)
     assert [entry.path for entry in entries] == ["/usr/lib/systemd/system/a.service"]
     assert systemd_units.SYSTEM_DIRECTORIES.index("/lib/systemd/system") > 0
+
+
+# ------------------------------------------------------------------ texts made to hurt
+
+SLOW_COPY = re.compile(r"\bcp\b[^\n]{1,400}(?:&&|;|\|\|)[^\n]{0,400}\brm\b")
+SLOW_FETCH = re.compile(
+    r"\b(?:curl|wget|aria2c|axel)\b[^\n]{0,600}(?:\||&&|;|\$\(|-O|-o|`|https?:)"
+)
+TOKENS = (
+    "cp",
+    "rm",
+    "curl",
+    "wget",
+    ";",
+    "&&",
+    "||",
+    "|",
+    "$(",
+    "-O",
+    "`",
+    "http:",
+    " ",
+    "\n",
+    "x",
+)
+TEXTS = st.lists(st.sampled_from([*TOKENS, "y" * 199, "z" * 398]), max_size=14).map("".join)
+
+
+@given(TEXTS)
+def test_one_pass_finds_what_the_plain_expressions_find(text: str) -> None:
+    assert copies_and_deletes(text) == (SLOW_COPY.search(text) is not None)
+    assert fetches(text) == (SLOW_FETCH.search(text) is not None)
+
+
+@pytest.mark.parametrize(
+    "piece", ["cp;", "cp x; ", "curl ", "wget -x ", "* * * * * root cp a&&b\n"]
+)
+def test_a_file_made_to_hurt_an_expression_is_read_all_the_same(piece: str) -> None:
+    """The deadline only ends a test that would hang."""
+    text = (piece * (1 << 20))[: 1 << 20]
+    entry = PersistenceEntry(kind="cron", path="/x", text=text[:2000], commands=(text[:2000],) * 32)
+
+    def work() -> bytes:
+        return repr((list(Selection().lines(text)), oddities(entry))).encode()[:64]
+
+    assert in_child(work, 60)

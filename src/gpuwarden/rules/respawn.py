@@ -27,14 +27,34 @@ _PRELOAD_PLACE = pattern(
     r"/(?:usr|opt|nix|sw|apps|software|shared|cvmfs)/.*|/(?:lib(?:64)?|\$LIB|\$\{LIB\})/.*|[^/]+"
 )
 _HIDDEN = pattern(r"(?:^|[\s'\"=])(?:/[^\s'\"]*)?/\.(?!\.?/)[^\s/'\"]+")
-_FETCH = pattern(r"\b(?:curl|wget)\b[^|;&]*\|\s*(?:sudo\s+)?(?:\w*/)*(?:ba|da|z)?sh\b")
-_COPY_RUN_DELETE = pattern(r"\bcp\b.*&&.*\brm\b\s+-\w*[rf]", re.DOTALL)
+# Expressions with a gap cost minutes on a text made to hurt them: what comes first is looked for,
+# then, once, what comes behind it.
+_FETCH_PROGRAM = pattern(r"\b(?:curl|wget)\b")
+_INTO_SHELL = pattern(r"\|\s{0,80}(?:sudo\s{1,80})?(?:/?\w{1,40}/){0,8}/?(?:ba|da|z)?sh\b")
+_COPY = pattern(r"\bcp\b")
+_DELETE = pattern(r"\brm\b\s{1,80}-\w{0,20}[rf]")
 _PRELOAD_WRITE = pattern(r">+\s*/etc/ld\.so\.preload")
 _BASE64 = pattern(r"\bbase64\b\s+(?:-d|--decode|-D)\b")
 _LOOK_ALIKE = pattern(r"(?:^|[\s'\"])/s?bin/(?:httpss|sshdd|systemmd|crondd)\b")
 _HOME_TOOLS = pattern(
     r"/\.(?:local|venv|conda|pyenv|nvm|cargo|rustup|config|cache|bashrc|profile|bash_aliases)\b"
 )
+
+
+def _fetches_into_shell(text: str) -> bool:
+    """Whether what curl or wget fetches goes into a shell, no other command between them."""
+    for shell in _INTO_SHELL.finditer(text):
+        begin = max(text.rfind(mark, 0, shell.start()) for mark in "|;&") + 1
+        if _FETCH_PROGRAM.search(text, begin, shell.start()):
+            return True
+    return False
+
+
+def _copies_runs_deletes(text: str) -> bool:
+    """Whether a copy is followed by another command and that by a deletion."""
+    copy = _COPY.search(text)
+    then = text.find("&&", copy.end()) if copy is not None else -1
+    return then >= 0 and _DELETE.search(text, then) is not None
 
 
 def oddities(entry: PersistenceEntry) -> tuple[str, ...]:
@@ -44,9 +64,9 @@ def oddities(entry: PersistenceEntry) -> tuple[str, ...]:
     signs = line_signs(text)
     if signs.activity == "mining" and signs.strength in ("complete", "strong", "name"):
         found.append("runs a miner: " + "; ".join(signs.reasons))
-    if _COPY_RUN_DELETE.search(text):
+    if _copies_runs_deletes(text):
         found.append("copies a program, runs it and deletes it")
-    if _FETCH.search(text):
+    if _fetches_into_shell(text):
         found.append("downloads a script straight into a shell")
     if _PRELOAD_WRITE.search(text):
         found.append("rewrites /etc/ld.so.preload")
