@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,21 +18,24 @@ pytestmark = pytest.mark.real
 SCRIPT = """
 set -e
 mount --rbind / "$1"
-mount --bind "$2" "$1/etc/cron.d"
+mount --bind "$2" "$1/etc"
 exec "$3" -m gpuwarden scan --root "$1" --format json
 """
 
 
 def test_a_mounted_host_is_read_through_its_root(tmp_path: Path) -> None:
     require_root()
-    root, cron = tmp_path / "host", tmp_path / "cron.d"
+    root, etc = tmp_path / "host", tmp_path / "etc"
     root.mkdir()
-    cron.mkdir()
+    # An /etc of its own for the mounted host: a minimal system has no cron.d to put a file in.
+    (etc / "cron.d").mkdir(parents=True)
+    shutil.copy("/etc/passwd", etc)
+    shutil.copy("/etc/group", etc)
     job = "* * * * * root cp -f /etc/.sh /tmp/.sh && /tmp/.sh -c && rm -rf /tmp/.sh\n"
-    (cron / "update").write_text(job)
+    (etc / "cron.d/update").write_text(job)
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", SCRIPT, "sh",
-         str(root), str(cron), sys.executable],
+         str(root), str(etc), sys.executable],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
