@@ -432,7 +432,9 @@ SCRIPTS = st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join)
 
 @given(SCRIPTS)
 def test_looking_for_marks_first_finds_what_the_expression_alone_finds(text: str) -> None:
-    assert stands_out(text) == (_STANDS_OUT.search(text) is not None)
+    assert stands_out(text) == (
+        _STANDS_OUT.search(text) is not None or copies_and_deletes(text) or fetches(text)
+    )
 
 
 @given(SCRIPTS)
@@ -551,6 +553,44 @@ def test_directories_of_the_same_inode_are_listed_once(tmp_path: Path) -> None:
     entries, _ = _scan(tmp_path)
     assert [entry.path for entry in entries] == ["/usr/lib/systemd/system/a.service"]
     assert systemd_units.SYSTEM_DIRECTORIES.index("/lib/systemd/system") > 0
+
+
+# ------------------------------------------------------------------ hidden programs
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "/usr/bin/flock -n /tmp/.lock /usr/bin/backup",
+        "touch /var/lib/misc/.stamp",
+        "rsync -a -e 'ssh -i /home/alice/.ssh/id' /srv backup:/srv",
+        "/home/alice/.ollama/bin/ollama serve",
+        "/root/.acme.sh/acme.sh --cron --home /root/.acme.sh > /dev/null",
+        ". ~/.profile; /opt/app/run",
+        "test -f /.dockerenv || /usr/bin/app",
+    ],
+)
+def test_a_hidden_file_among_the_arguments_of_an_honest_job_is_no_oddity(command: str) -> None:
+    entry = PersistenceEntry(kind="cron", path="/etc/cron.d/x", text=command, commands=(command,))
+    assert oddities(entry) == ()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "/usr/lib/.x/run",
+        "cd /srv; nohup /srv/.x/run >/dev/null 2>&1 &",
+        "bash -c '/srv/.x/run'",
+        "A=1 /srv/.run",
+        "test -x /srv/a || . /srv/.run",
+        "chmod +x /srv/.run",
+        "@/home/alice/.x/python3 -m y",
+        "python3 -u /srv/.y/z.py",
+    ],
+)
+def test_a_hidden_program_is_an_oddity(command: str) -> None:
+    entry = PersistenceEntry(kind="cron", path="/etc/cron.d/x", text=command, commands=(command,))
+    assert any("hidden file" in odd for odd in oddities(entry))
 
 
 # ------------------------------------------------------------------ texts made to hurt

@@ -9,7 +9,12 @@ from gpuwarden.finding import Evidence
 from gpuwarden.model import PersistenceEntry, Process
 from gpuwarden.node import Node
 from gpuwarden.pattern import pattern
-from gpuwarden.rules.masquerade import SYSTEM_DIRECTORIES, TEMP_DIRECTORIES, basename
+from gpuwarden.rules.masquerade import (
+    HOME_DOT_DIRECTORIES,
+    SYSTEM_DIRECTORIES,
+    TEMP_DIRECTORIES,
+    basename,
+)
 from gpuwarden.rules.miner_signs import line_signs
 
 INTERPRETERS = pattern(r"(?:python|pypy|perl|ruby|node|java|php|lua)[\d.]*|(?:ba|da|z|k)?sh|env")
@@ -26,7 +31,15 @@ KNOWN_PRELOADS = pattern(
 _PRELOAD_PLACE = pattern(
     r"/(?:usr|opt|nix|sw|apps|software|shared|cvmfs)/.*|/(?:lib(?:64)?|\$LIB|\$\{LIB\})/.*|[^/]+"
 )
-_HIDDEN = pattern(r"(?:^|[\s'\"=])(?:/[^\s'\"]*)?/\.(?!\.?/)[^\s/'\"]+")
+# A path where a program or an interpreter's script stands. Hidden ones among the arguments (a lock,
+# a stamp, a key) are what honest jobs are full of.
+_HIDDEN = pattern(
+    r"(?:^|[;&|(`\n]|(?:^|[;&|(`])\s{0,8}\.\s|\b(?:nohup|setsid|exec|sudo|env|nice|source|(?:ba|da|z|k)?sh|python[\d.]{0,6}|perl"
+    r"|ruby|node|php|chmod)\s)[\s'\"@:+!-]{0,8}(?:(?:-[\w-]{1,20}|[\w.]{1,40}=[^\s'\"]{0,200}|\+x|[0-7]{3,4})"
+    r"\s{1,8}){0,4}['\"]?(?P<path>[~$/][^\s'\";&|)]{0,400})",
+    re.MULTILINE,
+)
+_HIDDEN_PART = pattern(r"/\.(?!\.?/)[^/]+")
 # Expressions with a gap cost minutes on a text made to hurt them: what comes first is looked for,
 # then, once, what comes behind it.
 _FETCH_PROGRAM = pattern(r"\b(?:curl|wget)\b")
@@ -37,7 +50,7 @@ _PRELOAD_WRITE = pattern(r">+\s*/etc/ld\.so\.preload")
 _BASE64 = pattern(r"\bbase64\b\s+(?:-d|--decode|-D)\b")
 _LOOK_ALIKE = pattern(r"(?:^|[\s'\"])/s?bin/(?:httpss|sshdd|systemmd|crondd)\b")
 _HOME_TOOLS = pattern(
-    r"/\.(?:local|venv|conda|pyenv|nvm|cargo|rustup|config|cache|bashrc|profile|bash_aliases)\b"
+    r"/\.(?:bashrc|profile|bash_profile|bash_aliases|zshrc|condarc|dotfiles|acme\.sh|pm2|dockerenv)"
 )
 
 
@@ -55,6 +68,17 @@ def _copies_runs_deletes(text: str) -> bool:
     copy = _COPY.search(text)
     then = text.find("&&", copy.end()) if copy is not None else -1
     return then >= 0 and _DELETE.search(text, then) is not None
+
+
+def _hidden_programs(entry: PersistenceEntry) -> Iterator[str]:
+    """Paths that an entry starts and that have a hidden part no tool of honest users has."""
+    for command in entry.commands or (entry.text,):
+        for found in _HIDDEN.finditer(command):
+            parts = _HIDDEN_PART.findall(found["path"])
+            if any(
+                p[1:] not in HOME_DOT_DIRECTORIES and not _HOME_TOOLS.fullmatch(p) for p in parts
+            ):
+                yield found["path"]
 
 
 def oddities(entry: PersistenceEntry) -> tuple[str, ...]:
@@ -75,9 +99,9 @@ def oddities(entry: PersistenceEntry) -> tuple[str, ...]:
     if any(command.lstrip("-@:+! ").startswith(TEMP_DIRECTORIES) for command in entry.commands):
         found.append("starts a program from a temporary directory")
     if entry.kind not in PRELOAD_KINDS:
-        hidden = _HIDDEN.search(text)
-        if hidden and not _HOME_TOOLS.search(hidden.group()):
-            found.append(f"starts a hidden file ({hidden.group().strip()})")
+        hidden = next(_hidden_programs(entry), None)
+        if hidden is not None:
+            found.append(f"starts a hidden file ({hidden})")
         if _LOOK_ALIKE.search(text):
             found.append("starts a program whose name imitates a system daemon")
         odd_place = re.search(r"/etc/\.[^/]+/", entry.path)
