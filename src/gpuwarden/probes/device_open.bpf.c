@@ -156,7 +156,7 @@ struct count_key {
 	__u32 tgid;
 	__u32 major;
 	__u32 minor;
-	__u32 reserved;
+	__u32 how; /* apart, so that a flood of access(2) does not hide an open */
 };
 
 struct count {
@@ -348,31 +348,33 @@ static __noinline int write_cgroup(struct kernfs_node *node, struct cgroup_buffe
 	return 0;
 }
 
+/* A task's group in the hierarchy of one controller; 0 if that is the version 2 hierarchy. */
+#define VERSION_1_GROUP(set, subsystem)                                                            \
+	({                                                                                         \
+		struct cgroup_subsys_state *state = 0;                                             \
+		struct cgroup *group = 0;                                                          \
+		if (bpf_core_enum_value_exists(enum cgroup_subsys_id, subsystem)) {                \
+			bpf_core_read(&state, sizeof(state),                                       \
+				      &(set)->subsys[bpf_core_enum_value(enum cgroup_subsys_id,    \
+									 subsystem)]);             \
+			group = BPF_CORE_READ(state, cgroup);                                      \
+			if (!BPF_CORE_READ(group, root, hierarchy_id))                             \
+				group = 0;                                                         \
+		}                                                                                  \
+		group;                                                                             \
+	})
+
 /* The deepest group of a task in the version 1 hierarchies that container runtimes use. */
 static __always_inline struct cgroup *version_1_group(struct css_set *set)
 {
-	struct cgroup *found = 0, *unified = BPF_CORE_READ(set, dfl_cgrp);
-	int found_level = 0;
+	struct cgroup *found = VERSION_1_GROUP(set, devices_cgrp_id), *other;
 
-#define CONSIDER(subsystem)                                                                        \
-	if (bpf_core_enum_value_exists(enum cgroup_subsys_id, subsystem)) {                        \
-		struct cgroup_subsys_state *state = 0;                                             \
-		struct cgroup *group;                                                              \
-		int level;                                                                         \
-		bpf_core_read(&state, sizeof(state),                                               \
-			      &set->subsys[bpf_core_enum_value(enum cgroup_subsys_id, subsystem)]); \
-		group = BPF_CORE_READ(state, cgroup);                                              \
-		level = BPF_CORE_READ(group, level);                                               \
-		if (group && BPF_CORE_READ(group, root, hierarchy_id) && group != unified &&       \
-		    (!found || level > found_level)) {                                             \
-			found = group;                                                             \
-			found_level = level;                                                       \
-		}                                                                                  \
-	}
-	CONSIDER(devices_cgrp_id)
-	CONSIDER(pids_cgrp_id)
-	CONSIDER(freezer_cgrp_id)
-#undef CONSIDER
+	other = VERSION_1_GROUP(set, pids_cgrp_id);
+	if (BPF_CORE_READ(other, level) > BPF_CORE_READ(found, level))
+		found = other;
+	other = VERSION_1_GROUP(set, freezer_cgrp_id);
+	if (BPF_CORE_READ(other, level) > BPF_CORE_READ(found, level))
+		found = other;
 	return found;
 }
 
@@ -486,17 +488,21 @@ static __always_inline int denial(void)
 	struct css_set *set = BPF_CORE_READ(task, cgroups);
 	int found = denial_of_group(BPF_CORE_READ(set, dfl_cgrp));
 
-	if (found != NOT_DENIED)
-		return found;
-	return denial_of_group(version_1_group(set));
+	if (found == NOT_DENIED)
+		found = denial_of_group(VERSION_1_GROUP(set, devices_cgrp_id));
+	if (found == NOT_DENIED)
+		found = denial_of_group(VERSION_1_GROUP(set, pids_cgrp_id));
+	if (found == NOT_DENIED)
+		found = denial_of_group(VERSION_1_GROUP(set, freezer_cgrp_id));
+	return found;
 }
 
 /* Counts a hit; whether it is within what may be told of one process and device in a window. */
 static __always_inline bool is_within_limit(struct settings *set, __u64 now, __u32 major,
-					    __u32 minor, __u64 *hits)
+					    __u32 minor, __u32 how, __u64 *hits)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
-	struct count_key key = { .major = major, .minor = minor };
+	struct count_key key = { .major = major, .minor = minor, .how = how };
 	struct count *count;
 
 	*hits = 0;
@@ -635,7 +641,7 @@ static __noinline int fill_open(struct open_record *record, struct call *call)
 	if (!record || !call)
 		return 0;
 	record->kind = KIND_OPEN;
-	record->how = record->access & BPF_DEVCG_ACC_MKNOD ? HOW_MKNOD : call->how;
+	record->how = call->how;
 	record->syscall = call->number;
 	record->open_flags = call->open_flags;
 	record->path_length = 0;
@@ -669,14 +675,16 @@ int device_access(struct bpf_cgroup_dev_ctx *context)
 		increment(COUNT_DENIED);
 
 	now = bpf_ktime_get_boot_ns();
-	if (!is_within_limit(set, now, major, minor, &hits))
+	read_call(&call);
+	if (access & BPF_DEVCG_ACC_MKNOD)
+		call.how = HOW_MKNOD;
+	if (!is_within_limit(set, now, major, minor, call.how, &hits))
 		return answer;
 	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
 	if (!record) {
 		increment(COUNT_DROPPED_OPENS);
 		return answer;
 	}
-	read_call(&call);
 	record->time_ns = now;
 	record->hits = hits;
 	record->major = major;
