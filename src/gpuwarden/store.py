@@ -11,7 +11,7 @@ from types import TracebackType
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.model import Gap
-from gpuwarden.store_database import hold_directory
+from gpuwarden.store_database import IN_MEMORY, hold_directory
 from gpuwarden.store_findings import FindingState, Ledger, LedgerLimits, News, SinkCursor
 from gpuwarden.store_samples import Point, Sample, SampleLimits, SampleStore, Series
 
@@ -31,6 +31,7 @@ __all__ = [
 
 FINDINGS_FILE = "findings.sqlite"
 SAMPLES_FILE = "samples.sqlite"
+VOLATILE_BYTES = 16 << 20
 
 
 class Store:
@@ -61,6 +62,25 @@ class Store:
         except GpuwardenError:
             self._release()
             raise
+
+    @classmethod
+    def volatile(cls, directory: str, error: GpuwardenError) -> Store:
+        """A store in memory, for when the one on disk cannot be opened: alarms go on.
+
+        ``error`` is why; it stays among ``troubles``.
+        """
+        store = cls.__new__(cls)
+        store.directory = directory
+        store._held = None
+        store.findings = Ledger(IN_MEMORY)
+        store.samples = SampleStore(IN_MEMORY, SampleLimits(size_bytes=VOLATILE_BYTES))
+        store.findings.set_aside = Gap(
+            sensor="store",
+            what=directory,
+            reason=f"{error}; nothing is remembered over a restart",
+            remedy=error.remedy,
+        )
+        return store
 
     @property
     def troubles(self) -> list[Gap]:

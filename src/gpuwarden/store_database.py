@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from gpuwarden.errors import Denied, Unavailable
@@ -20,6 +20,7 @@ HEADER = b"SQLite format 3\x00"
 BUSY_SECONDS = 5.0
 WAL_PAGES = 256
 WAL_KEPT_BYTES = 1 << 20
+IN_MEMORY = ":memory:"
 COMPANIONS = ("", "-wal", "-shm")
 
 # Primary result codes (sqlite.org/rescode.html); an extended code has its primary one in the low
@@ -177,26 +178,40 @@ def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[str
             connection.execute(f"PRAGMA user_version={number}")
 
 
+def _make_file(path: str) -> None:
+    """SQLite would make it readable for all."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+def _prepare(path: str, *, thorough: bool) -> Gap | None:
+    """Makes sure that there is a sound file; what was set aside for it."""
+    _make_file(path)
+    damage = _damage(path, thorough=thorough)
+    if damage is None:
+        return None
+    aside = set_aside(path)
+    _make_file(path)
+    return Gap(
+        sensor="store",
+        what=path,
+        reason=f"{damage}; it was set aside as {aside}, a new one was begun",
+        remedy="keep the old file if its history matters; nothing of it is used",
+    )
+
+
 def open_database(
     path: str, migrations: Sequence[str], *, synchronous: Synchronous, thorough: bool
 ) -> tuple[sqlite3.Connection, Gap | None]:
     """A connection to an up-to-date database, and what was set aside for it.
 
     ``migrations[n]`` leads from schema version n to n + 1, statements split at semicolons.
-    ``thorough`` reads all pages (``PRAGMA quick_check``). Errors: Unavailable, Denied.
+    ``thorough`` reads all pages (``PRAGMA quick_check``). ``IN_MEMORY`` is a path too. Errors:
+    Unavailable, Denied.
     """
     aside: Gap | None = None
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        damage = _damage(path, thorough=thorough)
-        if damage is not None:
-            aside = Gap(
-                sensor="store",
-                what=path,
-                reason=f"{damage}; it was set aside as {set_aside(path)}, a new one was begun",
-                remedy="keep the old file if its history matters; nothing of it is used",
-            )
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        if path != IN_MEMORY:
+            aside = _prepare(path, thorough=thorough)
         connection = sqlite3.connect(
             path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -214,6 +229,9 @@ def open_database(
         connection.execute("PRAGMA cache_size=-2000")
         connection.execute("PRAGMA trusted_schema=OFF")
         _migrate(connection, path, migrations)
+        with suppress(sqlite3.OperationalError):
+            # The log starts short: on a disk that fills up later, that room is worth having.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.Error as error:
         connection.close()
         raise _refused(path, error) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections import deque
@@ -362,11 +361,3 @@ class Ledger:
                 self.trouble = trouble(self.path, error, "old findings are not removed")
                 return 0
             return int(removed)
-
-    def bytes_on_disk(self) -> int:
-        """The size of the file and its log."""
-        return sum(
-            os.stat(self.path + companion).st_size
-            for companion in ("", "-wal")
-            if os.path.exists(self.path + companion)
-        )

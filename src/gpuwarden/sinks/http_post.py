@@ -132,14 +132,17 @@ def post(
         answer = connection.getresponse()
         status = answer.status
         said = answer.read(ANSWER_BYTES)[:200].decode("utf-8", "backslashreplace")
+        failure = ""
     except (OSError, HTTPException, ValueError) as error:
-        if ended.is_set():
-            return Outcome("retry", f"no answer within {deadline_seconds:g} s")
-        reason = str(error) or type(error).__name__
-        return Outcome("retry", reason[:200])
+        status, said, failure = 0, "", (str(error) or type(error).__name__)[:200]
     finally:
         watchdog.cancel()
         connection.close()
+    # First: http.client takes headers that we cut off by hanging up for complete ones.
+    if ended.is_set():
+        return Outcome("retry", f"no answer within {deadline_seconds:g} s")
+    if failure:
+        return Outcome("retry", failure)
     if 200 <= status < 300:
         return DELIVERED
     reason = f"it answered {status}: {said}" if said else f"it answered {status}"

@@ -41,8 +41,8 @@ class StdoutSink:
 class FileSink:
     """One line a transition, synced; PATH.1 is the youngest of the files that were full.
 
-    A line is whole or not there: one that a full disk cut is taken back, and one that a crash cut
-    is ended, so that the next begins on a line of its own.
+    A line that a full disk cut is taken back. One that our death cut stays (programs that follow a
+    file read all of it again when it shrinks): it is ended, and comes again whole after it.
     """
 
     repeat_seconds = None
