@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Who opens, makes or tries an accelerator's device node, as it happens.
  *
@@ -18,7 +18,7 @@
 #include <bpf/bpf_core_read.h>
 #include "kernel_types.h"
 
-char LICENSE[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define CHARACTER_MASK 0170000
 #define CHARACTER 0020000

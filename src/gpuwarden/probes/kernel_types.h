@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The few fields of kernel structures that the probes read. libbpf finds each by its name in the
  * running kernel's BTF (CO-RE), so order, gaps and sizes here mean nothing.

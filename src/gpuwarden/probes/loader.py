@@ -40,6 +40,7 @@ BATCH = 8192
 ITERATOR_READ_BYTES = 1 << 16
 HELD_LIMIT_BYTES = 16 << 20
 COUNTS_LIMIT = 1 << 17
+NOT_LOADED = "the eBPF probe is not loaded, or no longer"
 
 _ATTACHED = ("process_fork", "process_exec", "process_exit")
 _RETURNS = ("returned_openat", "returned_openat2", "returned_open")
@@ -150,7 +151,10 @@ class DeviceOpenProbe:
         self.close()
 
     def close(self) -> None:
-        """Detaches and unloads; denials end here. A second time does nothing."""
+        """Detaches and unloads; denials end here. A second time does nothing.
+
+        Not while another thread is in ``poll``.
+        """
         self._ring = self._iterator = 0
         self._stack.close()
 
@@ -255,6 +259,8 @@ class DeviceOpenProbe:
 
     def fileno(self) -> int:
         """A descriptor that is readable when there are events, for an own poll loop."""
+        if not self._ring:
+            raise Unavailable(NOT_LOADED)
         return self._bpf.checked("ring_buffer__epoll_fd", self._ring)
 
     def poll(self, timeout_ms: int = 0) -> list[Event]:
@@ -269,8 +275,9 @@ class DeviceOpenProbe:
 
     def poll_raw(self, timeout_ms: int = 0) -> list[bytes]:
         """As ``poll``, not decoded."""
-        if not self._records:
-            self._bpf.call("ring_buffer__poll", self._ring, timeout_ms)
+        if not self._ring:
+            raise Unavailable(NOT_LOADED)
+        self._bpf.call("ring_buffer__poll", self._ring, timeout_ms)
         records, self._records = self._records, []
         return records
 
@@ -291,7 +298,7 @@ class DeviceOpenProbe:
             key = ctypes.c_uint32(index)
             self._bpf.checked(
                 "bpf_map_lookup_elem",
-                self._maps["counters"],
+                self._map("counters"),
                 ctypes.byref(key),
                 ctypes.byref(values),
             )
@@ -307,7 +314,7 @@ class DeviceOpenProbe:
         value = ctypes.create_string_buffer(_COUNT.size)
         for key in self._count_keys():
             start_ns, tgid, major, minor, how = _COUNT_KEY.unpack(key)
-            if self._bpf.call("bpf_map_lookup_elem", self._maps["counts"], key, value) == 0:
+            if self._bpf.call("bpf_map_lookup_elem", self._map("counts"), key, value) == 0:
                 hits, _, _ = _COUNT.unpack(value.raw)
                 found.append(
                     OpenCount(
@@ -331,7 +338,7 @@ class DeviceOpenProbe:
         key: bytes | None = None
         following = ctypes.create_string_buffer(_COUNT_KEY.size)
         for _ in range(COUNTS_LIMIT):
-            counts = self._maps["counts"]
+            counts = self._map("counts")
             if self._bpf.call("bpf_map_get_next_key", counts, key, following) != 0:
                 return
             key = following.raw
@@ -342,6 +349,8 @@ class DeviceOpenProbe:
 
         Not in it: mappings whose descriptor was closed, descriptors in flight in a socket.
         """
+        if not self._iterator:
+            raise Unavailable(NOT_LOADED)
         try:
             link = self._bpf.checked("bpf_link__fd", self._iterator)
             descriptor = self._bpf.checked("bpf_iter_create", link)
@@ -402,8 +411,13 @@ class DeviceOpenProbe:
         )
         self._put("settings", bytes(4), values)
 
+    def _map(self, name: str) -> int:
+        if name not in self._maps:
+            raise Unavailable(NOT_LOADED)
+        return self._maps[name]
+
     def _put(self, name: str, key: bytes, value: bytes) -> None:
-        self._bpf.checked("bpf_map_update_elem", self._maps[name], key, value, 0)
+        self._bpf.checked("bpf_map_update_elem", self._map(name), key, value, 0)
 
     def _delete(self, name: str, key: bytes) -> None:
-        self._bpf.call("bpf_map_delete_elem", self._maps[name], key)
+        self._bpf.call("bpf_map_delete_elem", self._map(name), key)
