@@ -198,7 +198,7 @@ def test_one_open_on_overlayfs_is_one_event(tmp_path: Path) -> None:
         run("umount", merged, check=True)
     twins = Twins()
     assert [e.path for e in hits if not twins.is_second(e)] == ["/dev/gpu"]
-    assert {e.process.exe_path for e in hits} == {"/bin/busybox"}
+    assert all((e.process.exe_path or "").endswith("/bin/busybox") for e in hits)
     assert twins.merged == len(hits) - 1
 
 
