@@ -262,7 +262,8 @@ class Ledger:
     def undelivered(self, key: str, limit: int = 32) -> list[News]:
         """The next news for a sink, in order; what could not be written is among them."""
         with self._lock:
-            cursor = self._sinks[key].cursor
+            sink = self._sinks[key]
+            cursor = sink.cursor
             try:
                 rows = self._connection.execute(
                     "SELECT sequence, at_ns, body FROM outbox WHERE sequence > ? "
@@ -272,6 +273,11 @@ class Ledger:
             except sqlite3.Error as error:
                 rows = []
                 self.trouble = trouble(self.path, error, "what waits for the sinks is not readable")
+                waiting = [n.sequence for n in self._unwritten.news if n.sequence > cursor]
+                if waiting:
+                    # What is on disk may be lost; what is in memory need not wait for it.
+                    sink.dropped += waiting[0] - 1 - cursor
+                    sink.cursor = cursor = waiting[0] - 1
             found = [News(*row) for row in rows]
             found += [item for item in self._unwritten.news if item.sequence > cursor]
             return found[:limit]

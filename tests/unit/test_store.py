@@ -286,6 +286,28 @@ def test_a_full_disk_delivers_from_memory_and_is_written_when_there_is_space(
         assert [n.sequence for n in store.findings.undelivered("a")] == [3]
 
 
+def test_a_spool_that_cannot_be_read_holds_back_nothing_new(tmp_path: Path) -> None:
+    class Unreadable(FullDisk):
+        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+            if sql.startswith(("SELECT sequence", "BEGIN")):
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise error
+            return super().execute(sql, *values)
+
+    with Store(directory(tmp_path)) as store:
+        ledger = store.findings
+        ledger.register(["a"])
+        ledger.commit([], news(1, 2))
+        ledger._connection = Unreadable(ledger._connection)  # type: ignore[assignment]
+        assert ledger.undelivered("a") == []
+        assert ledger.cursors()["a"].dropped == 0
+        ledger.commit([], news(3))
+        assert [n.sequence for n in ledger.undelivered("a")] == [3]
+        assert ledger.cursors()["a"].dropped == 2
+        assert "disk gave an error" in store.troubles[0].reason
+
+
 def test_news_that_cannot_be_written_are_bounded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
