@@ -24,7 +24,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "src"))
 
 from gpuwarden.probes.events import OpenEvent  # noqa: E402
-from gpuwarden.probes.loader import DeviceOpenProbe, Settings  # noqa: E402
+from gpuwarden.probes.loader import DeviceOpenProbe  # noqa: E402
+from gpuwarden.probes.settings import Settings  # noqa: E402
 
 MAJOR = 195
 DEVICES = 8

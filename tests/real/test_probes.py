@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.errors import Malformed, Unavailable, UsageError
+from gpuwarden.errors import Denied, Malformed, Unavailable, UsageError
 from gpuwarden.host import Host
 from gpuwarden.probes import btf, cgroup2, choose, layouts, loader
 from gpuwarden.probes.events import Event, ExecEvent, ExitEvent, OpenEvent, OpenReturn
-from gpuwarden.probes.loader import DeviceOpenProbe, Settings
+from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.probes.poll import HolderPoll
+from gpuwarden.probes.settings import Number, Settings
 from gpuwarden.probes.states import Attempts, Twins
 from tests.support import containers
 from tests.support.idle import wait_for
@@ -60,7 +61,7 @@ def opener() -> Iterator[Path]:
 
 
 @contextmanager
-def probing(settings: Settings = EVERYTHING, *numbers: loader.Number) -> Iterator[DeviceOpenProbe]:
+def probing(settings: Settings = EVERYTHING, *numbers: Number) -> Iterator[DeviceOpenProbe]:
     probe = DeviceOpenProbe(numbers or (NVIDIA, FULL), settings)
     try:
         probe.__enter__()
@@ -590,6 +591,49 @@ def test_a_failure_half_way_leaves_nothing_attached(
 def _is_open(descriptor: str) -> bool:
     """Not so for the descriptor that listing them needed."""
     return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+def test_without_rights_it_is_denied_and_says_what_it_takes() -> None:
+    with probing():
+        pass  # libbpf is loaded before the rights go
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = "loaded"
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            DeviceOpenProbe([FULL]).__enter__()
+        except Denied as error:
+            told = f"denied: {error.remedy}"
+        finally:
+            os.write(writer, told.encode())
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with open(reader, encoding="utf-8") as answer:
+        told = answer.read()
+    assert told.startswith("denied") and "CAP_BPF" in told
+
+
+def test_a_refused_program_is_told_with_the_verifiers_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program that reads beyond its context, in an object that has the same layouts."""
+    source = ROOT / "src/gpuwarden/probes/device_open.bpf.c"
+    text = source.read_text()
+    wrong = tmp_path / "src/gpuwarden/probes/device_open.bpf.c"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text(text.replace("context->minor;", "((__u32 *)context)[99];", 1))
+    assert wrong.read_text() != text
+    shutil.copy(source.with_name("kernel_types.h"), wrong.parent)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/build_probes", tmp_path / "scripts")
+    run(tmp_path / "scripts/build_probes", check=True)
+    with pytest.raises((Unavailable, Denied)) as error:
+        DeviceOpenProbe([FULL], object_path=str(wrong.with_suffix(".o"))).__enter__()
+    notes = " ".join(error.value.__notes__)
+    assert "device_access" in notes and "invalid bpf_context access" in notes
 
 
 def test_a_closed_probe_says_so() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.errors import Malformed
-from gpuwarden.probes import btf, layouts
+from gpuwarden.errors import Malformed, Unavailable
+from gpuwarden.probes import btf, choose, layouts, loader
 from gpuwarden.probes.cgroup2 import parse_mounts
 from gpuwarden.probes.events import (
     Decoder,
@@ -23,7 +23,10 @@ from gpuwarden.probes.events import (
     ProcessIdentity,
     parse_holders,
 )
+from gpuwarden.probes.libbpf import Libbpf
+from gpuwarden.probes.settings import Settings
 from gpuwarden.probes.states import PENDING_LIMIT, Attempts, Twins, ended
+from gpuwarden.sensors.device_nodes import Majors
 
 SIZES = [
     layouts.size(name) for name in ("open_record", "return_record", "exec_record", "exit_record")
@@ -288,6 +291,36 @@ def test_any_file_has_structures_or_is_malformed(raw: bytes) -> None:
     for head in (b"", b"\x7fELF\x02\x01" + bytes(10)):
         with pytest.raises(Malformed):
             btf.structures(head + raw)
+
+
+# -------------------------------------------------------------------- what loading needs
+
+
+def test_a_machine_without_libbpf_says_what_to_install() -> None:
+    with pytest.raises(Unavailable) as error:
+        Libbpf("libgpuwarden-none.so.1")
+    assert "libbpf1" in error.value.remedy
+
+
+def test_a_kernel_without_types_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "KERNEL_TYPES", "/nonexistent")
+    with pytest.raises(Unavailable, match="BTF") as error:
+        loader.DeviceOpenProbe([(195, None)]).__enter__()
+    assert "5.8" in error.value.remedy
+
+
+def test_return_values_need_tracefs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "KERNEL_TYPES", "/proc/self/stat")
+    monkeypatch.setattr(loader, "TRACEFS", ("/nonexistent",))
+    settings = Settings(return_values=True)
+    with pytest.raises(Unavailable) as error:
+        loader.DeviceOpenProbe([(195, None)], settings).__enter__()
+    assert "mount -t tracefs" in error.value.remedy
+
+
+def test_the_numbers_to_watch_come_from_the_drivers_there_are() -> None:
+    majors = Majors({195: "nvidia", 508: "nvidia-uvm"}, {57: "dxg"})
+    assert choose.watched_numbers(majors) == {(195, None), (508, None), (10, 57)}
 
 
 # -------------------------------------------------------------------- states

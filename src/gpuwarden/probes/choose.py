@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
-from gpuwarden.probes.loader import OBJECT, DeviceOpenProbe, Number, Settings
+from gpuwarden.probes.loader import OBJECT, DeviceOpenProbe
 from gpuwarden.probes.poll import HolderPoll
+from gpuwarden.probes.settings import Number, Settings
 from gpuwarden.sensors.device_nodes import Majors
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 
-from msgspec import Struct
-
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable, UsageError
 from gpuwarden.host import Host
 from gpuwarden.probes import btf, cgroup2, layouts
@@ -29,6 +27,7 @@ from gpuwarden.probes.events import (
     parse_holders,
 )
 from gpuwarden.probes.libbpf import RING_CALLBACK, Libbpf, library
+from gpuwarden.probes.settings import Counters, Number, Settings
 
 OBJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "device_open.bpf.o")
 KERNEL_TYPES = "/sys/kernel/btf/vmlinux"
@@ -60,42 +59,11 @@ _CGROUP_KEY = layouts.packed("cgroup_key")
 _SETTINGS = layouts.packed("settings")
 _COUNT_KEY = layouts.packed("count_key")
 _COUNT = layouts.packed("count")
-_RIGHTS = "run as root, or with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and CAP_SYS_ADMIN"
-
-Number = tuple[int, int | None]
-"""(major, minor), or (major, None) for every minor."""
-
-
-class Settings(Struct, frozen=True):
-    """How much the probe tells. ``limit_events``: of one process and device within the window."""
-
-    limit_events: int = 16
-    """0: no limit, every event."""
-    limit_window_seconds: float = 1.0
-    return_values: bool = False
-    """Costs every open on the machine a quarter of its time; without, a held descriptor shows."""
-    every_exec: bool = False
-    """Also of processes that never had a watched device."""
-    ring_bytes: int = 8 << 20
-    """A power of two."""
-
-
-class Counters(Struct, frozen=True):
-    """What went on since the probe was loaded; the ``dropped_…`` found no room in the ring."""
-
-    hits: int = 0
-    limited: int = 0
-    denied: int = 0
-    limiter_full: int = 0
-    dropped_opens: int = 0
-    dropped_returns: int = 0
-    dropped_execs: int = 0
-    dropped_exits: int = 0
-    malformed: int = 0
-
-    @property
-    def dropped(self) -> int:
-        return self.dropped_opens + self.dropped_returns + self.dropped_execs + self.dropped_exits
+RIGHTS = (
+    "run as root, or with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and CAP_SYS_ADMIN, on a kernel that "
+    "is not locked down"
+)
+SAID_LINES = 4
 
 
 class DeviceOpenProbe:
@@ -224,15 +192,21 @@ class DeviceOpenProbe:
 
     @staticmethod
     def _explained(bpf: Libbpf, error: OSError) -> GpuwardenError:
-        said = " / ".join(bpf.said[-6:])
+        """What libbpf and the verifier said goes into the message where rights are not the cause,
+        and into the error's notes in any case."""
         message = f"the eBPF probe was not loaded: {error.strerror or error}"
-        if said:
-            message += f" ({said})"
-        if error.errno in (errno.EPERM, errno.EACCES) and os.geteuid() != 0:
-            return Denied(message, remedy=_RIGHTS)
-        if error.errno == errno.EPERM:
-            return Denied(message, remedy=_RIGHTS + "; kernel lockdown also refuses")
-        return Unavailable(message, remedy="a kernel of 5.8 or later with cgroup and BPF support")
+        found: GpuwardenError
+        if error.errno in (errno.EPERM, errno.EACCES):
+            found = Denied(message, remedy=RIGHTS)
+        else:
+            said = " / ".join(bpf.said[-SAID_LINES:])
+            found = Unavailable(
+                f"{message} ({said})" if said else message,
+                remedy="a kernel of 5.8 or later with cgroup and BPF support",
+            )
+        for line in bpf.said:
+            found.add_note(line)
+        return found
 
     # ---------------------------------------------------------------- what is watched
 
