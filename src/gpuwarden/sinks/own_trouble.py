@@ -1,0 +1,87 @@
+"""Reduced sight is reported: findings about our own sinks and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpuwarden.finding import Advisory, Evidence, Finding, Subject, finding_id
+from gpuwarden.model import Gap
+from gpuwarden.sinks.dispatcher import SinkHealth
+
+SILENT_NS = 60 * 10**9
+DROPS_STAY_NS = 3600 * 10**9
+
+ALARMS_DROPPED = Advisory(
+    id="alarms_dropped",
+    title="Alarms were dropped before a sink got them",
+    severity="error",
+    explanation="More findings waited for this sink than the spool holds, or it would not take "
+    "some of them. What was dropped is missing there; other sinks and the report have it.",
+    steps=("gpuwarden scan", "compare the sequence numbers at the receiver: they show the gap"),
+)
+SINK_NOT_ANSWERING = Advisory(
+    id="sink_not_answering",
+    title="A sink does not take alarms",
+    severity="warning",
+    explanation="Deliveries to this sink have failed for over a minute. They wait in the spool, "
+    "which is bounded, and are delivered once it answers.",
+    steps=("look at the receiver, and at the way there",),
+)
+MEMORY_NOT_KEPT = Advisory(
+    id="memory_not_kept",
+    title="What gpuwarden remembers cannot be written, or was set aside",
+    severity="warning",
+    explanation="Findings are still delivered. What is not on disk is lost when gpuwarden ends: "
+    "after a restart, alarms may come again, and history has a hole.",
+    steps=("follow the remedy that the evidence names",),
+)
+OWN_RULES = frozenset(rule.id for rule in (ALARMS_DROPPED, SINK_NOT_ANSWERING, MEMORY_NOT_KEPT))
+"""Always evaluated by ``OwnTrouble``."""
+
+
+def _finding(advisory: Advisory, name: str, evidence: Iterable[Evidence]) -> Finding:
+    subject = Subject(kind="source", name=name)
+    return Finding(
+        id=finding_id(advisory.id, subject),
+        rule=advisory.id,
+        severity=advisory.severity,
+        title=advisory.title,
+        explanation=advisory.explanation,
+        subject=subject,
+        evidence=tuple(evidence),
+        advice=advisory.steps,
+    )
+
+
+class OwnTrouble:
+    """Keeps what one look at the counters does not show: which of them grew, and when."""
+
+    def __init__(self) -> None:
+        self._dropped: dict[str, int] = {}
+        self._grew_at_ns: dict[str, int] = {}
+
+    def findings(
+        self, health: Sequence[SinkHealth], troubles: Sequence[Gap], at_ns: int
+    ) -> list[Finding]:
+        """What holds now; a drop is told for an hour after the last one."""
+        found = []
+        for sink in health:
+            if sink.dropped > self._dropped.get(sink.name, 0):
+                self._grew_at_ns[sink.name] = at_ns
+            self._dropped[sink.name] = sink.dropped
+            grew = self._grew_at_ns.get(sink.name)
+            if grew is not None and at_ns - grew < DROPS_STAY_NS:
+                text = f"{sink.dropped} dropped since the sink was set up"
+                found.append(
+                    _finding(ALARMS_DROPPED, sink.name, [Evidence(source="spool", text=text)])
+                )
+            since = sink.failing_since_ns
+            if since is not None and at_ns - since >= SILENT_NS:
+                evidence = [Evidence(source=sink.name, text=sink.error or "no answer")]
+                found.append(_finding(SINK_NOT_ANSWERING, sink.name, evidence))
+        by_path: dict[str, list[Evidence]] = {}
+        for gap in troubles:
+            text = f"{gap.reason} ({gap.remedy})" if gap.remedy else gap.reason
+            by_path.setdefault(gap.what, []).append(Evidence(source=gap.sensor, text=text))
+        found += [_finding(MEMORY_NOT_KEPT, path, texts) for path, texts in by_path.items()]
+        return found

@@ -1,0 +1,124 @@
+"""The agent's memory: findings with their spool, and samples; one directory, two SQLite files.
+
+Two files, since they differ in worth: findings are synced before anything is told, and must not
+suffer from the bulk, the damage or the limits of samples.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.model import Gap
+from gpuwarden.store_database import IN_MEMORY, hold_directory
+from gpuwarden.store_findings import FindingState, Ledger, LedgerLimits, News, SinkCursor
+from gpuwarden.store_samples import Point, Sample, SampleLimits, SampleStore, Series
+
+__all__ = [
+    "FindingState",
+    "Ledger",
+    "LedgerLimits",
+    "News",
+    "Point",
+    "Sample",
+    "SampleLimits",
+    "SampleStore",
+    "Series",
+    "SinkCursor",
+    "Store",
+]
+
+FINDINGS_FILE = "findings.sqlite"
+SAMPLES_FILE = "samples.sqlite"
+VOLATILE_BYTES = 16 << 20
+
+
+class Store:
+    """Opened by one agent at a time for writing, and by any number of readers."""
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        read_only: bool = False,
+        ledger_limits: LedgerLimits | None = None,
+        sample_limits: SampleLimits | None = None,
+    ) -> None:
+        """Errors: Unavailable (another agent has it, a newer version wrote it), Denied."""
+        self.directory = directory
+        self._held = None if read_only else hold_directory(directory)
+        try:
+            self.findings = Ledger(
+                os.path.join(directory, FINDINGS_FILE), ledger_limits, read_only=read_only
+            )
+            try:
+                self.samples = SampleStore(
+                    os.path.join(directory, SAMPLES_FILE), sample_limits, read_only=read_only
+                )
+            except GpuwardenError:
+                self.findings.close()
+                raise
+        except GpuwardenError:
+            self._release()
+            raise
+
+    @classmethod
+    def volatile(cls, directory: str, error: GpuwardenError) -> Store:
+        """A store in memory, for when the one on disk cannot be opened: alarms go on.
+
+        ``error`` is why; it stays among ``troubles``.
+        """
+        store = cls.__new__(cls)
+        store.directory = directory
+        store._held = None
+        store.findings = Ledger(IN_MEMORY)
+        store.samples = SampleStore(IN_MEMORY, SampleLimits(size_bytes=VOLATILE_BYTES))
+        store.findings.set_aside = Gap(
+            sensor="store",
+            what=directory,
+            reason=f"{error}; nothing is remembered over a restart",
+            remedy=error.remedy,
+        )
+        return store
+
+    @property
+    def troubles(self) -> list[Gap]:
+        """What is wrong with the memory now, and what was set aside when it was opened."""
+        return [
+            gap
+            for part in (self.findings, self.samples)
+            for gap in (part.set_aside, part.trouble)
+            if gap is not None
+        ]
+
+    def trim(self, now_ns: int) -> int:
+        """One bounded step towards the limits; the number of rows removed."""
+        return self.findings.trim(now_ns) + self.samples.trim(now_ns)
+
+    def series(
+        self, *, pid: int | None = None, gpu_id: str | None = None, since_ns: int = 0
+    ) -> list[Series]:
+        """What is remembered of a pid or a GPU; see ``SampleStore.series``."""
+        return self.samples.series(pid=pid, gpu_id=gpu_id, since_ns=since_ns)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def close(self) -> None:
+        self.findings.close()
+        self.samples.close()
+        self._release()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
