@@ -593,6 +593,11 @@ def test_a_hidden_program_is_an_oddity(command: str) -> None:
     assert any("hidden file" in odd for odd in oddities(entry))
 
 
+def test_a_hidden_library_that_a_crontab_sets_for_its_jobs_is_an_oddity() -> None:
+    (entry,) = parse_crontab("LD_PRELOAD=/usr/lib/.x/a.so", "/var/spool/cron/alice", system=False)
+    assert any("hidden file" in odd for odd in oddities(entry))
+
+
 # ------------------------------------------------------------------ texts made to hurt
 
 SLOW_COPY = re.compile(r"\bcp\b[^\n]{1,400}(?:&&|;|\|\|)[^\n]{0,400}\brm\b")

@@ -39,6 +39,7 @@ _HIDDEN = pattern(
     r"\s{1,8}){0,4}['\"]?(?P<path>[~$/][^\s'\";&|)]{0,400})",
     re.MULTILINE,
 )
+_ANY_PATH = pattern(r"(?:^|[\s'\"=:])(?P<path>[~$/][^\s'\";&|):]{0,400})", re.MULTILINE)
 _HIDDEN_PART = pattern(r"/\.(?!\.?/)[^/]+")
 # Expressions with a gap cost minutes on a text made to hurt them: what comes first is looked for,
 # then, once, what comes behind it.
@@ -71,13 +72,14 @@ def _copies_runs_deletes(text: str) -> bool:
 
 
 def _hidden_programs(entry: PersistenceEntry) -> Iterator[str]:
-    """Paths that an entry starts and that have a hidden part no tool of honest users has."""
-    for command in entry.commands or (entry.text,):
-        for found in _HIDDEN.finditer(command):
+    """Paths that an entry starts or loads and with a hidden part no tool of honest users has."""
+    # Without a command it is a line that sets something, such as LD_PRELOAD: each path counts.
+    shape, texts = (_HIDDEN, entry.commands) if entry.commands else (_ANY_PATH, (entry.text,))
+    for text in texts:
+        for found in shape.finditer(text):
             parts = _HIDDEN_PART.findall(found["path"])
-            if any(
-                p[1:] not in HOME_DOT_DIRECTORIES and not _HOME_TOOLS.fullmatch(p) for p in parts
-            ):
+            odd = [p for p in parts if p[1:] not in HOME_DOT_DIRECTORIES]
+            if any(not _HOME_TOOLS.fullmatch(part) for part in odd):
                 yield found["path"]
 
 
