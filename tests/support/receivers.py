@@ -93,7 +93,12 @@ class Receiver:
         self.down()
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
+        size = int(handler.headers.get("Content-Length", "0"))
+        body = handler.rfile.read(size)
+        if len(body) < size:
+            # Whoever sent it is gone: as any receiver, this one takes no half request.
+            handler.close_connection = True
+            return
         request = Request(handler.path, dict(handler.headers.items()), body)
         self.requests.append(request)
         behaviour = self.behaviour
