@@ -586,6 +586,10 @@ def test_a_hidden_file_among_the_arguments_of_an_honest_job_is_no_oddity(command
         "chmod +x /srv/.run",
         "@/home/alice/.x/python3 -m y",
         "python3 -u /srv/.y/z.py",
+        "if true; then /srv/.x/run; fi",
+        "su alice -c /srv/.x/run",
+        "flock -n /tmp/lock /srv/.x/run",
+        "timeout 60 /srv/.x/run",
     ],
 )
 def test_a_hidden_program_is_an_oddity(command: str) -> None:

@@ -205,7 +205,7 @@ def test_an_exception_by_path_is_for_files_and_not_for_what_a_process_calls_itse
     """
     node.process(10, exe="/home/alice/rig", argv=MINER)
     node.client(10)
-    node.autostart("cron", "/etc/cron.d/x", "* * * * * root /tmp/.x/go", line=3)
+    node.autostart("cron", "/etc/cron.d/x", "* * * * * root /tmp/.x/go", "/tmp/.x/go", line=3)
     silenced = {f.rule: f.silenced_by is not None for f in node.judge(policy).findings}
     assert silenced == {"gpu_cryptominer": False, "autostart_suspicious": True}
 

@@ -34,9 +34,11 @@ _PRELOAD_PLACE = pattern(
 # A path where a program or an interpreter's script stands. Hidden ones among the arguments (a lock,
 # a stamp, a key) are what honest jobs are full of.
 _HIDDEN = pattern(
-    r"(?:^|[;&|(`\n]|(?:^|[;&|(`])\s{0,8}\.\s|\b(?:nohup|setsid|exec|sudo|env|nice|source|(?:ba|da|z|k)?sh|python[\d.]{0,6}|perl"
-    r"|ruby|node|php|chmod)\s)[\s'\"@:+!-]{0,8}(?:(?:-[\w-]{1,20}|[\w.]{1,40}=[^\s'\"]{0,200}|\+x|[0-7]{3,4})"
-    r"\s{1,8}){0,4}['\"]?(?P<path>[~$/][^\s'\";&|)]{0,400})",
+    r"(?:^|[;&|(`{\n]|(?:^|[;&|(`])\s{0,8}\.\s|(?:\b(?:then|do|else|nohup|setsid|exec|sudo|env|nice"
+    r"|source|(?:ba|da|z|k)?sh|python[\d.]{0,6}|perl|ruby|node|php|chmod|timeout\s\S{1,20}"
+    r"|flock\s(?:-\S{1,20}\s){0,4}\S{1,200})|\s-c)\s)[\s'\"@:+!-]{0,8}"
+    r"(?:(?:-[\w-]{1,20}|[\w.]{1,40}=[^\s'\"]{0,200}|\+x|[0-7]{3,4})\s{1,8}){0,4}"
+    r"['\"]?(?P<path>[~$/][^\s'\";&|)]{0,400})",
     re.MULTILINE,
 )
 _ANY_PATH = pattern(r"(?:^|[\s'\"=:])(?P<path>[~$/][^\s'\";&|):]{0,400})", re.MULTILINE)
