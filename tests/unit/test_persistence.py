@@ -40,6 +40,7 @@ from gpuwarden.sensors.persistence import (
     parse_supervisord,
     parse_unit,
     read,
+    within_budget,
 )
 from gpuwarden.sensors.process.fan_out import in_child
 from gpuwarden.sensors.seen import Seen, StatLine
@@ -646,3 +647,17 @@ def test_a_file_made_to_hurt_an_expression_is_read_all_the_same(piece: str) -> N
         return repr((list(Selection().lines(text)), oddities(entry))).encode()[:64]
 
     assert in_child(work, 60)
+
+
+def test_one_users_text_is_bounded_and_costs_nobody_else_a_place() -> None:
+    flood = [
+        PersistenceEntry(kind="at", path=f"/var/spool/{n}", text="x" * 2000, owner_uid=1000)
+        for n in range(100)
+    ]
+    other = PersistenceEntry(kind="cron", path="/var/spool/other", text="y", owner_uid=1001)
+    roots = PersistenceEntry(kind="cron", path="/etc/crontab", text="z" * 2000, owner_uid=0)
+    facts = list(within_budget([*flood, other, roots]))
+    kept = [f for f in facts if isinstance(f, PersistenceEntry)]
+    assert kept == [*flood[:32], other, roots]
+    gap = next(f for f in facts if isinstance(f, Gap))
+    assert (gap.what, gap.count) == ("autostart entries of uid 1000", 68)

@@ -6,7 +6,9 @@ and what containers' runtimes restart.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import LINK_LIMIT, Host
@@ -33,9 +35,13 @@ __all__ = [
     "parse_supervisord",
     "parse_unit",
     "read",
+    "within_budget",
 ]
 
 HOMES_LIMIT = 200
+ROOT_TEXT_LIMIT = 1 << 20
+USER_TEXT_LIMIT = 1 << 16
+"""Characters of entries kept an owner."""
 _NO_HOMES = ("/", "/nonexistent", "/bin", "/sbin", "/dev", "/dev/null", "/proc", "/sys")
 _MOUNTS = ("/proc/1/mounts", "/proc/self/mounts")
 # Reading these can wait for a server without end; stat on an automount point mounts it.
@@ -55,12 +61,42 @@ def read(host: Host, seen: Seen) -> Iterator[PersistenceEntry | Gap]:
     reader = PlaceReader(host)
     selection = Selection(seen.processes.values())
     homes = _homes(reader)
-    yield from cron.read(reader, selection)
-    yield from systemd_units.read(reader, selection, homes)
-    yield from startup_files.read(reader, selection, homes)
-    yield from supervisord.read(reader, seen)
-    yield from from_containers(seen.containers)
+    places = (
+        cron.read(reader, selection),
+        systemd_units.read(reader, selection, homes),
+        startup_files.read(reader, selection, homes),
+        supervisord.read(reader, seen),
+        from_containers(seen.containers),
+    )
+    yield from within_budget(chain.from_iterable(places))
     yield from reader.gaps()
+
+
+def within_budget(facts: Iterable[PersistenceEntry | Gap]) -> Iterator[PersistenceEntry | Gap]:
+    """Passes entries on until an owner's text is used up, then says how many were not kept.
+
+    What one user writes into autostarts must not cost the judgement minutes, nor the entries of
+    others their place.
+    """
+    spent: dict[int, int] = defaultdict(int)
+    left_out: dict[int, int] = defaultdict(int)
+    for fact in facts:
+        if isinstance(fact, PersistenceEntry):
+            owner = fact.owner_uid or 0
+            size = len(fact.text) + sum(len(command) for command in fact.commands)
+            if spent[owner] + size > (ROOT_TEXT_LIMIT if owner == 0 else USER_TEXT_LIMIT):
+                left_out[owner] += 1
+                continue
+            spent[owner] += size
+        yield fact
+    for owner, count in left_out.items():
+        yield Gap(
+            sensor="persistence",
+            what=f"autostart entries of uid {owner}",
+            reason="they hold more text than is looked through; these were not kept",
+            remedy="look at what that user starts by itself: nobody needs that much",
+            count=count,
+        )
 
 
 def from_containers(containers: Iterable[Container]) -> Iterator[PersistenceEntry]:
