@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal, NamedTuple, get_args
 
 from gpuwarden.model import (
@@ -202,5 +201,8 @@ def finding_id(rule: str, subject: Subject) -> str:
         "" if subject.pid is not None else ",".join(subject.gpu_ids),
         "" if subject.pid is not None else subject.name,
     )
+    # Imported here: a scan without findings needs no cryptography library.
+    import hashlib
+
     encoded = "\x00".join(identity).encode("utf-8", "backslashreplace")
     return hashlib.sha256(encoded).hexdigest()[:16]

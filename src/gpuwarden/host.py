@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NoReturn
@@ -381,6 +380,9 @@ class Host:
         """
         if not self.is_local:
             raise Unavailable(f"{argv[0]}: commands are not run on a host mounted at {self.root}")
+        # Imported here: most scans run no command, and all of them start.
+        import subprocess
+
         try:
             done = subprocess.run(
                 argv,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
+    Network = IPv4Network | IPv6Network
 
 Activity = Literal["hash-cracking", "volunteer-computing", "plotting"]
 Words = str | list[str]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,6 +98,9 @@ def parse_peer(text: str) -> tuple[Network, int | None]:
             if not re.fullmatch(r"[0-9]{1,5}", port_text) or int(port_text) > 65535:
                 raise ValueError(f"'{port_text[:20]}' is no port")
             port = int(port_text)
+    # Imported here: few policies name peers.
+    import ipaddress
+
     return ipaddress.ip_network(host, strict=False), port
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpuwarden.finding import Evidence
 from gpuwarden.model import Connection, Process
 from gpuwarden.node import Node
 from gpuwarden.policy import parse_peer
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
 
 # Ports of public pool rules that are not also everyday service ports (facts of public rule sets).
 POOL_PORTS = frozenset(
@@ -20,9 +23,13 @@ BRIDGE_NAMES = frozenset(
 )
 LIVE_STATES = frozenset({"ESTABLISHED", "SYN_SENT"})
 PEERS_SHOWN = 8
+DOCUMENTATION = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
 
 
-def _address(text: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _address(text: str | None) -> IPv4Address | IPv6Address | None:
+    # Imported here: a node without connections needs no addresses.
+    import ipaddress
+
     try:
         address = ipaddress.ip_address(text or "")
     except ValueError:
@@ -37,8 +44,7 @@ def is_outside(text: str | None) -> bool:
     if address is None:
         return False
     # Documentation ranges count as outside: examples and tests stand for the internet with them.
-    documentation = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
-    for network in map(ipaddress.ip_network, documentation):
+    for network, _ in map(parse_peer, DOCUMENTATION):
         if address.version == network.version and address in network:
             return True
     return address.is_global and not address.is_multicast
