@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 POOL_PORTS = frozenset(
     {3333, 3334, 3335, 3336, 3357, 5556, 5588, 5730, 6099, 7777, 7778, 14433, 14444, 45560, 45700}
 )
-BRIDGE_NAMES = frozenset(
-    "graftcp graftcp-local mgraftcp stunnel stunnel4 stunnel5 socat gost xray v2ray sing-box "
-    "proxychains4 redsocks tor chisel frpc ngrok stratum-proxy xmrig-proxy".split()
+# Proxies made to hide where a program connects, or to speak a pool's protocol (public incidents).
+# Ordinary tunnels and proxies (ssh, stunnel, socat, v2ray, a sidecar) serve honest jobs every day.
+POOL_BRIDGES = frozenset(
+    {"graftcp", "graftcp-local", "mgraftcp", "stratum-proxy", "xmrig-proxy", "xmrig-proxy-ng"}
 )
 LIVE_STATES = frozenset({"ESTABLISHED", "SYN_SENT"})
 PEERS_SHOWN = 8
+SOURCE = "/proc/<pid>/net/tcp"
 DOCUMENTATION = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
 
 
@@ -69,7 +71,10 @@ def _peer(connection: Connection) -> str:
     return f"{connection.remote_address}:{connection.remote_port}"
 
 
-def _bridge(node: Node, connection: Connection) -> Iterator[Evidence]:
+def _bridge(
+    node: Node, connection: Connection, declared: Sequence[str] | None
+) -> Iterator[Evidence]:
+    """A peer on this machine that carries the traffic on: told, and a sign where it is odd."""
     peer = node.processes.get(connection.peer_pid or -1)
     if peer is None or peer.pid == connection.pid:
         return
@@ -79,17 +84,18 @@ def _bridge(node: Node, connection: Connection) -> Iterator[Evidence]:
         for c in node.connections_by_pid.get(peer.pid, ())
         if c.state in LIVE_STATES and is_outside(c.remote_address)
     ]
-    if not outside and name not in BRIDGE_NAMES:
+    if not outside and name not in POOL_BRIDGES:
         return
     target = f", which talks to {_peer(outside[0])}" if outside else ""
-    pool_like = any(c.remote_port in POOL_PORTS for c in outside)
-    yield Evidence(
-        kind="egress",
-        strength="strong" if name in BRIDGE_NAMES or pool_like else "weak",
-        source="/proc/<pid>/net/tcp",
-        text=f"connected on this machine to port {connection.remote_port} of pid {peer.pid} "
-        f"({name}){target}: a bridge can hide a pool",
-    )
+    text = f"connected on this machine to port {connection.remote_port} of pid {peer.pid} ({name})"
+    if declared is not None and not all(allows(declared, c) for c in outside):
+        why = "the policy does not list that peer for this workload"
+    elif name in POOL_BRIDGES or any(c.remote_port in POOL_PORTS for c in outside):
+        why = "a bridge can hide a pool"
+    else:
+        yield Evidence(source=SOURCE, text=text + target)
+        return
+    yield Evidence(kind="egress", strength="strong", source=SOURCE, text=f"{text}{target}: {why}")
 
 
 def observe(
@@ -100,13 +106,12 @@ def observe(
     pools: Sequence[tuple[str, int | None]],
 ) -> Iterator[Evidence]:
     """Evidence about the peers of one process; ``declared`` is its policy's egress list."""
-    source = "/proc/<pid>/net/tcp"
     outside: list[Connection] = []
     for connection in node.connections_by_pid.get(process.pid, ()):
         if connection.state not in LIVE_STATES or connection.remote_address is None:
             continue
         if connection.peer_pid is not None:
-            yield from _bridge(node, connection)
+            yield from _bridge(node, connection, declared)
             continue
         named = next(
             (
@@ -120,7 +125,7 @@ def observe(
             yield Evidence(
                 kind="egress",
                 strength="strong",
-                source=source,
+                source=SOURCE,
                 text=f"connected to {_peer(connection)}, the pool on its command line",
             )
         elif declared is not None:
@@ -128,7 +133,7 @@ def observe(
                 yield Evidence(
                     kind="egress",
                     strength="strong",
-                    source=source,
+                    source=SOURCE,
                     text=f"connected to {_peer(connection)}, which the policy does not list "
                     "for this workload",
                 )
@@ -137,11 +142,11 @@ def observe(
                 yield Evidence(
                     kind="egress",
                     strength="weak",
-                    source=source,
+                    source=SOURCE,
                     text=f"connected to {_peer(connection)}, a port that pools use",
                 )
             else:
                 outside.append(connection)
     if outside:
         shown = ", ".join(sorted({_peer(c) for c in outside})[:PEERS_SHOWN])
-        yield Evidence(source=source, text=f"connected to outside addresses: {shown}")
+        yield Evidence(source=SOURCE, text=f"connected to outside addresses: {shown}")
