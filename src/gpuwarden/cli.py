@@ -141,7 +141,8 @@ def _snapshot(arguments: argparse.Namespace) -> Snapshot:
         except GpuwardenError as error:
             raise UsageError(str(error), remedy=error.remedy) from error
     from gpuwarden.host import Host
-    from gpuwarden.scan import ScanOptions, sensor_names, take_snapshot
+    from gpuwarden.scan import ScanOptions, take_snapshot
+    from gpuwarden.sensors.registry import SENSOR_NAMES
 
     if not os.path.isdir(arguments.root):
         raise UsageError(f"--root {arguments.root}: not a directory")
@@ -151,11 +152,11 @@ def _snapshot(arguments: argparse.Namespace) -> Snapshot:
     chosen: frozenset[str] | None = None
     if getattr(arguments, "sensors", None):
         chosen = frozenset(arguments.sensors.split(","))
-        unknown = sorted(chosen - set(sensor_names()))
+        unknown = sorted(chosen - set(SENSOR_NAMES))
         if unknown:
             raise UsageError(
                 f"--sensors: no sensor is called '{unknown[0]}'; "
-                f"there are: {', '.join(sensor_names())}"
+                f"there are: {', '.join(SENSOR_NAMES)}"
             )
     options = ScanOptions(sensors=chosen, nvml_library=arguments.nvml_library, deep=arguments.deep)
     return take_snapshot(Host(arguments.root), options, meanwhile=_load_judgement)

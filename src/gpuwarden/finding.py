@@ -58,6 +58,9 @@ Strength = Literal["complete", "strong", "weak", "fact"]
 Proof = Literal["proven", "claimed", "none"]
 Status = Literal["opened", "updated", "resolved"]
 
+DECISION_TREE = "decision tree"
+"""The source that evidence names for the steps of a verdict's path."""
+
 
 def severity_rank(severity: Severity) -> int:
     """0 for info up to 3 for critical."""

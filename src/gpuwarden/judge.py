@@ -176,7 +176,7 @@ def _not_evaluated(node: Node, rule: Rule) -> str:
         run = node.sensor(name)
         if run is None:
             return f"sensor {name} did not run"
-        if run.state == "failed" or (run.state == "absent" and node.is_dump):
+        if run.state == "failed" or (run.state == "absent" and node.snapshot.node.is_dump):
             return f"sensor {name}: {run.reason or run.state}"
         if run.state == "skipped":
             return f"sensor {name} was not asked for"

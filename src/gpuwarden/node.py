@@ -25,7 +25,6 @@ from gpuwarden.pattern import pattern
 ALL_GPUS = "all"
 ANCESTRY_LIMIT = 64
 GPU_NODE_KINDS = frozenset({"nvidia-gpu", "drm-render", "drm-card", "accel", "habana"})
-DUMP_ORIGIN_PREFIX = "nvidia-smi"
 
 _MIG_REFERENCE = pattern(r"mig:(?P<parent>[^/]+)/(?P<gi>[0-9]{1,9})(?:/(?P<ci>[0-9]{1,9}))?")
 
@@ -95,11 +94,6 @@ class Node:
     @property
     def persistence(self) -> tuple[PersistenceEntry, ...]:
         return self.snapshot.persistence
-
-    @property
-    def is_dump(self) -> bool:
-        """Whether this was read from a driver tool's output, which knows no owners."""
-        return self.snapshot.node.origin.startswith(DUMP_ORIGIN_PREFIX)
 
     def sensor(self, name: str) -> SensorRun | None:
         return next((s for s in self.snapshot.sensors if s.name == name), None)

@@ -40,7 +40,7 @@ from gpuwarden.model import (
 )
 from gpuwarden.sensors import nvml
 from gpuwarden.sensors.machine import read_machine
-from gpuwarden.sensors.registry import SENSOR_NAMES, SENSORS
+from gpuwarden.sensors.registry import SENSORS
 from gpuwarden.sensors.seen import Seen
 
 SUBJECT_SENSORS = frozenset({"nvml", "amd", "processes", "sockets", "kernel_log"})
@@ -153,11 +153,6 @@ def _source_runs(
         )
 
 
-def sensor_names() -> tuple[str, ...]:
-    """The names that ``ScanOptions.sensors`` may hold, in the order in which they run."""
-    return SENSOR_NAMES
-
-
 def take_snapshot(
     host: Host,
     options: ScanOptions | None = None,
@@ -214,7 +209,7 @@ def take_snapshot(
         sources.append(run)
         workloads.extend(found)
 
-    machine = read_machine(host)
+    machine = read_machine(host, None if seen.only_subjects else len(seen.table) or None)
     node = replace(
         machine,
         driver_version=query.driver_version if query is not None else None,

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from gpuwarden.errors import Denied, Malformed, Unavailable, UsageError
+from gpuwarden.expected.registry import SOURCES
 from gpuwarden.model import (
     SNAPSHOT_SCHEMA,
     SNAPSHOT_VERSION,
@@ -29,6 +30,7 @@ from gpuwarden.model import (
 )
 from gpuwarden.pattern import pattern
 from gpuwarden.sensors.nvidia_smi import DUMP_LIMIT_BYTES, Dump, read_dump
+from gpuwarden.sensors.registry import SENSOR_NAMES
 
 RECORDING_LIMIT_BYTES = 1 << 30
 INFLATED_LIMIT_BYTES = 512 << 20
@@ -38,21 +40,9 @@ RATIO_GRACE_BYTES = 16 << 20
 INTEGER_RANGE = range(-(1 << 63), 1 << 64)
 
 DUMP_SENSOR = "nvidia_smi"
-UNSEEN_SENSORS = (
-    "device_nodes",
-    "nvml",
-    "amd",
-    "drm",
-    "processes",
-    "holders",
-    "hidden",
-    "containers",
-    "sockets",
-    "persistence",
-    "kernel_log",
-)
+UNSEEN_SENSORS = SENSOR_NAMES
 """Sensors that a dump stands in for or lacks: each is reported absent."""
-UNSEEN_SOURCES = ("policy", "slurm", "kubernetes", "systemd")
+UNSEEN_SOURCES = ("policy", *(name for name, _ in SOURCES))
 NOT_IN_A_DUMP = "not in an nvidia-smi dump"
 
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.errors import Denied, GpuwardenError, Unavailable
+from gpuwarden.errors import Denied, Unavailable
 from gpuwarden.host import FileStatus, Host, SharedMapping
-from gpuwarden.model import AnyFact, Connection, Executable, Gap, HiddenProcess, Holder, Process
-from gpuwarden.sensors import device_nodes, hidden, holders, sockets
+from gpuwarden.model import Connection, Executable, Gap, HiddenProcess, Holder, Process
+from gpuwarden.sensors import hidden, holders, sockets
 from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.process.executables import EVERYBODY
 from gpuwarden.sensors.seen import Seen
 from tests.support.failing_host import failing
 from tests.support.idle import SLEEP, Idlers, idlers, wait_for
+from tests.support.process_sensors import look
 from tests.support.stand_in import StandInHost
 
 pytestmark = pytest.mark.real
@@ -556,33 +557,6 @@ def test_a_mount_over_a_process_is_seen(idle: Idlers, folder: Path) -> None:
 
 
 # -------------------------------------------------------------------- a machine in motion
-
-
-def look(host: Host, pids: list[int] | None = None) -> list[AnyFact]:
-    """All process sensors once, each as the runner runs it: its own error costs it alone."""
-    seen = Seen()
-    facts: list[AnyFact] = []
-    try:
-        seen.table = stat_lines.read(host)
-    except GpuwardenError:
-        return facts
-    wanted = list(seen.table) if pids is None else pids
-    if pids is not None:
-        seen.table = {pid: line for pid, line in seen.table.items() if pid in pids}
-    for sensor in (
-        device_nodes.read,
-        holders.read,
-        lambda h, s: details.read(h, s, wanted),
-        lambda h, s: sockets.read(h, s, wanted),
-        hidden.read,
-    ):
-        try:
-            for fact in sensor(host, seen):
-                seen.add(fact)
-                facts.append(fact)
-        except GpuwardenError:
-            continue
-    return facts
 
 
 def test_five_thousand_processes_that_come_and_go(idle: Idlers, folder: Path) -> None:

@@ -46,8 +46,8 @@ from gpuwarden.model import (
 from gpuwarden.policy import Policy
 from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules.registry import RULE_IDS
-from gpuwarden.scan import sensor_names
 from gpuwarden.sensors.cgroup import place
+from gpuwarden.sensors.registry import SENSOR_NAMES
 
 SECOND_NS = 1_000_000_000
 TAKEN_AT_NS = 1_767_225_600 * SECOND_NS  # 2026-01-01 00:00:00Z
@@ -122,7 +122,7 @@ class NodeBuilder:
                 **node,
             }
         )
-        self.sensors = {name: SensorRun(name=name, state="ok") for name in sensor_names()}
+        self.sensors = {name: SensorRun(name=name, state="ok") for name in SENSOR_NAMES}
         self.sources = {
             name: SourceRun(name=name, state="absent", reason="not here") for name in SOURCES
         }

@@ -16,6 +16,7 @@ from gpuwarden.model import Gpu, GpuClient
 from gpuwarden.sensors import nvml
 from gpuwarden.sensors.nvml import kernel
 from gpuwarden.sensors.nvml.child import start_child
+from tests.support.departed import is_gone
 from tests.support.fakenvml import FakeNvml
 from tests.support.nvml_answer import ask
 
@@ -29,25 +30,6 @@ def _no_kernel_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine's own driver says stays out of the tests."""
     monkeypatch.setattr(kernel, "DRIVER_DIRECTORY", "/nowhere/driver")
     monkeypatch.setattr(nvml, "driver_is_loaded", lambda host: True)
-
-
-def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z" and pid not in children():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def children() -> set[int]:
-    return {
-        int(p) for p in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    }
 
 
 # -------------------------------------------------------------------- the child's rights

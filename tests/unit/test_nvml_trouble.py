@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuwarden.model import Gap, Gpu, GpuClient, LibraryCheck
 from gpuwarden.sensors import nvml
 from gpuwarden.sensors.nvml import kernel
 from gpuwarden.sensors.nvml import library as nvml_library
+from tests.support.departed import is_gone
 from tests.support.fakenvml import FakeNvml, build_library, library_directory
 from tests.support.nvml_answer import Answer, ask
 
@@ -45,25 +45,6 @@ def host_root() -> Iterator[Path]:
     boot_id.write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes())
     yield made
     shutil.rmtree(made)
-
-
-def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z" and pid not in children():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def children() -> set[int]:
-    return {
-        int(p) for p in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    }
 
 
 # -------------------------------------------------------------------- a driver in trouble

@@ -74,3 +74,8 @@ class NodeFacts(Fact, frozen=True, kw_only=True):
     cuda_version: str | None = None
     process_count: int | None = None
     unread: dict[str, str] = {}
+
+    @property
+    def is_dump(self) -> bool:
+        """Whether this was read from a driver tool's output, which knows no owners."""
+        return self.origin.startswith("nvidia-smi")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from gpuwarden.finding import Evidence, Finding, Report, Row, severity_rank
+from gpuwarden.finding import DECISION_TREE, Evidence, Finding, Report, Row, severity_rank
 from gpuwarden.outputs.sheet import Sheet, cells, cut
 from gpuwarden.outputs.words import age, escape, memory, moment, percent
 
@@ -28,8 +28,6 @@ COLLAPSE_ABOVE = 3
 SUBJECTS_SHOWN = 12
 EVIDENCE_SHOWN = 12
 NOTES_SHOWN = 6
-DECISION_TREE = "decision tree"
-DUMP_ORIGIN_PREFIX = "nvidia-smi"
 
 STYLES = {"info": "green", "warning": "yellow", "error": "red", "critical": "bold red"}
 
@@ -241,7 +239,7 @@ def _coverage(report: Report) -> Iterator[str]:
             remedy = f" → {source.remedy}" if source.remedy else ""
             yield f"{source.name} (failed): {source.reason}{remedy}"
     blind = [run for run in report.rules if run.state != "ok"]
-    if blind and report.node.origin.startswith(DUMP_ORIGIN_PREFIX):
+    if blind and report.node.is_dump:
         yield (
             "a dump holds the driver's list only: no owners, binaries, containers, sockets or "
             f"holders ({len(blind)} of {len(report.rules)} rules not evaluated)"
@@ -297,7 +295,7 @@ def render(report: Report, *, width: int, colour: bool, exit_code: int | None = 
         )
         sheet.add("Noted: " + escape(noted))
         sheet.blank()
-    if not report.node.origin.startswith(DUMP_ORIGIN_PREFIX):
+    if not report.node.is_dump:
         sheet.add(_set_line(report))
     unseen = list(_coverage(report))
     if unseen:

@@ -29,7 +29,7 @@ def absent(node: Node, subject: Subject, policy: Policy) -> Answer:
         weight, why = sign_rules.weigh(found, "none")
         verdict: Verdict = "cryptominer" if weight == "cryptominer" else "suspicious"
         return Answer(verdict, ("in /proc? no, but it answers: hidden", why), evidence=found)
-    if node.is_dump and client is not None:
+    if node.snapshot.node.is_dump and client is not None:
         return _reported(node, client, policy)
     if not node.sees("processes") or node.snapshot.node.host_pid_namespace is False:
         return Answer(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpuwarden.finding import Evidence, Row, Verdict
+from gpuwarden.finding import DECISION_TREE, Evidence, Row, Verdict
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules.hit import Hit, gpu_subject, process_subject
-
-DECISION_TREE = "decision tree"
-"""The source named for the steps of a verdict's path."""
 
 HitFunction = Callable[[Node, Policy, Sequence[Row]], Iterator[Hit]]
 

@@ -10,6 +10,7 @@ from gpuwarden.model import GpuClient, Process
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import behaviour, egress, hiding, masquerade, respawn
+from gpuwarden.rules.miner_judgement import strongest
 from gpuwarden.rules.miner_signs import CommandSigns, command_signs, line_signs, name_signs
 
 Weight = Literal["cryptominer", "suspicious", "none"]
@@ -53,7 +54,7 @@ def weigh(evidence: Iterable[Evidence], activity: str) -> tuple[Weight, str]:
 
 
 def _signature(signs: CommandSigns, source: str, allowed: Sequence[str]) -> list[Evidence]:
-    if signs.activity == "none" and signs.strength in ("none",):
+    if signs.activity == "none" and signs.strength == "none":
         return []
     text = "; ".join(signs.reasons) or f"looks like {signs.activity}"
     if signs.wrapped_by:
@@ -72,9 +73,7 @@ def _signature(signs: CommandSigns, source: str, allowed: Sequence[str]) -> list
 def of_reported(node: Node, client: GpuClient, policy: Policy) -> Signs:
     """Signs of a process of which only a printed name is known."""
     name = client.reported_name or ""
-    by_name, by_line = name_signs(name), line_signs(name)
-    order = ("complete", "strong", "name", "weak", "none")
-    signs = min((by_name, by_line), key=lambda s: order.index(s.strength))
+    signs = strongest((name_signs(name), line_signs(name)))
     found = _signature(signs, "the name in the dump", policy.allow_activities)
     found += behaviour.observe(node, client, policy.thresholds)
     activity = signs.activity if signs.activity not in policy.allow_activities else "none"

@@ -31,8 +31,11 @@ def parse_capabilities(status: bytes) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def read_machine(host: Host) -> NodeFacts:
-    """One NodeFacts; what could not be read is None with its reason in ``unread``."""
+def read_machine(host: Host, process_count: int | None = None) -> NodeFacts:
+    """One NodeFacts; what could not be read is None with its reason in ``unread``.
+
+    ``process_count`` is counted here unless the caller, who listed them anyway, has it.
+    """
     unread: dict[str, str] = {}
 
     def line(path: str, field: str) -> str | None:
@@ -48,11 +51,11 @@ def read_machine(host: Host) -> NodeFacts:
         boot_time_ns = parse_boot_time_ns(host.read_bytes("/proc/stat"))
     except GpuwardenError as error:
         unread["boot_time_ns"] = str(error)
-    process_count: int | None = None
-    try:
-        process_count = len(host.kernel_pids())
-    except GpuwardenError as error:
-        unread["process_count"] = str(error)
+    if process_count is None:
+        try:
+            process_count = len(host.kernel_pids())
+        except GpuwardenError as error:
+            unread["process_count"] = str(error)
     namespace: int | None = None
     capabilities: int | None = None
     if host.is_live:

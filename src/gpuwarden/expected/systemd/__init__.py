@@ -25,6 +25,7 @@ from gpuwarden.expected.systemd import units
 from gpuwarden.expected.systemd.units import Unit
 from gpuwarden.host import Host
 from gpuwarden.model import SourceRun, Workload
+from gpuwarden.sensors.autostarts.systemd_units import SYSTEM_DIRECTORIES
 from gpuwarden.sensors.seen import Seen
 
 COMMAND_SECONDS = 2.0
@@ -34,19 +35,6 @@ _LINKS = "/run/systemd/units"
 _CGROUP_MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 _ATTRIBUTES = ("trusted.invocation_id", "user.invocation_id")
 _TRANSIENT_FOLDER = "/run/systemd/transient"
-_FOLDERS = (
-    "/etc/systemd/system.control",
-    "/run/systemd/system.control",
-    _TRANSIENT_FOLDER,
-    "/run/systemd/generator.early",
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/run/systemd/generator",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-    "/run/systemd/generator.late",
-)
 _DROP_IN_LIMIT = 64
 
 
@@ -220,10 +208,10 @@ def _attribute(host: Host, path: str) -> str | None:
 def _definition(host: Host, name: str) -> Iterator[tuple[str, str]]:
     """(path, text) of the unit's file and then of its drop-ins, in the order systemd applies."""
     files, drop_in_folders = units.file_names(name)
-    yield from _first(host, (f"{folder}/{file}" for file in files for folder in _FOLDERS))
+    yield from _first(host, (f"{folder}/{file}" for file in files for folder in SYSTEM_DIRECTORIES))
     drop_ins: dict[str, list[str]] = {}
     for drop_in in drop_in_folders:
-        for folder in _FOLDERS:
+        for folder in SYSTEM_DIRECTORIES:
             try:
                 names = host.names(f"{folder}/{drop_in}")
             except GpuwardenError:
