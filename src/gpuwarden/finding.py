@@ -121,6 +121,8 @@ class Finding(Fact, frozen=True, kw_only=True, omit_defaults=False):
     since_ns: int | None = None
     silenced_by: str | None = None
     """The exception of the policy that applies, with its reason; such a finding never fails."""
+    occurrences: int = 1
+    """How often it happened since it was last told of; an event may have come many times."""
 
 
 class Row(Fact, frozen=True, kw_only=True, omit_defaults=False):

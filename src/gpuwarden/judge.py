@@ -257,9 +257,9 @@ def _silence(
 
 
 def _judge_rules(
-    node: Node, policy: Policy, rows: Sequence[Row]
+    node: Node, policy: Policy, rows: Sequence[Row], rules: Sequence[Rule]
 ) -> Iterator[tuple[RuleRun, list[Finding]]]:
-    for rule in RULES:
+    for rule in rules:
         # A rule reports what it found even when a sensor it needs saw nothing: a miner's name in
         # a dump is a finding although the dump holds no /proc. It is only never called clear.
         try:
@@ -280,7 +280,12 @@ def _judge_rules(
         yield run, unique
 
 
-def judge(snapshot: Snapshot, policy: Policy, policy_path: str | None = None) -> Report:
+def judge(
+    snapshot: Snapshot,
+    policy: Policy,
+    policy_path: str | None = None,
+    rules: Sequence[Rule] = RULES,
+) -> Report:
     """Everything that can be said of a snapshot under a policy."""
     node = Node(snapshot)
     rows = judge_rows(node, policy)
@@ -288,7 +293,7 @@ def judge(snapshot: Snapshot, policy: Policy, policy_path: str | None = None) ->
     runs: list[RuleRun] = []
     findings: list[Finding] = []
     silenced: dict[tuple[int | None, str, str], str] = {}
-    for run, found in _judge_rules(node, policy, rows):
+    for run, found in _judge_rules(node, policy, rows, rules):
         runs.append(run)
         for finding in found:
             exception = _silence(node, policy, finding, today)

@@ -108,10 +108,12 @@ def _merged(findings: Iterable[Finding]) -> tuple[dict[str, _Seen], dict[str, Fi
             continue
         before = seen.get(finding.id)
         if before is None:
-            seen[finding.id] = _Seen(finding, 1)
+            seen[finding.id] = _Seen(finding, finding.occurrences)
         else:
             graver = severity_rank(finding.severity) > severity_rank(before.finding.severity)
-            seen[finding.id] = _Seen(finding if graver else before.finding, before.times + 1)
+            seen[finding.id] = _Seen(
+                finding if graver else before.finding, before.times + finding.occurrences
+            )
     return seen, silenced
 
 

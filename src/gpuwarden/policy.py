@@ -66,6 +66,24 @@ class PolicyException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     expires: datetime.date | None = None
 
 
+class KnownGpuWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A container workload that may use accelerators although nobody allocated it one.
+
+    Named after the macro of Falco's catalogue that it replaces.
+    """
+
+    match: Match
+    reason: str
+    expires: datetime.date | None = None
+
+
+class EnforceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Containers that `watch --enforce` denies every accelerator; ``match`` names containers."""
+
+    match: Match
+    reason: str
+
+
 class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where numbers become signs."""
 
@@ -73,6 +91,13 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     small_memory_percent: Percent = 25
     leaked_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 512
     suspicious_idle_sm_percent: Percent = 20
+    sustained_minutes: Annotated[int, msgspec.Meta(ge=1, le=1440)] = 10
+    """How long compute must be saturated to be a sign of its own."""
+    bursts: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 4
+    """How many bursts in an hour are no accident."""
+    respawns: Annotated[int, msgspec.Meta(ge=3, le=64)] = 5
+    """How many processes of one binary in a row, one after the other, are a respawn."""
+    memory_after_exit_seconds: Annotated[int, msgspec.Meta(ge=5, le=86400)] = 60
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -83,6 +108,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     exceptions: list[PolicyException] = []
     thresholds: Thresholds = Thresholds()
     allow_activities: list[Activity] = []
+    user_known_gpu_workloads: list[KnownGpuWorkload] = []
+    enforce: list[EnforceRule] = []
+    sinks: list[str] = []
 
 
 def parse_peer(text: str) -> tuple[Network, int | None]:

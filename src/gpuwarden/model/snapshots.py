@@ -12,6 +12,7 @@ from gpuwarden.model.gpus import (
     LibraryCheck,
     XidEvent,
 )
+from gpuwarden.model.opens import DeviceOpen, ExitedClient, Respawn, ToolRun, Usage
 from gpuwarden.model.processes import Connection, HiddenProcess, Process
 from gpuwarden.model.surroundings import Container, PersistenceEntry, Workload
 
@@ -61,3 +62,9 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     persistence: tuple[PersistenceEntry, ...] = ()
     xids: tuple[XidEvent, ...] = ()
     workloads: tuple[Workload, ...] = ()
+    opens: tuple[DeviceOpen, ...] = ()
+    """From here on: what only `watch` knows; empty in a scan."""
+    tool_runs: tuple[ToolRun, ...] = ()
+    usage: tuple[Usage, ...] = ()
+    exited: tuple[ExitedClient, ...] = ()
+    respawns: tuple[Respawn, ...] = ()

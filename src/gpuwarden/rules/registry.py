@@ -41,4 +41,12 @@ RULES: tuple[Rule, ...] = (
     Rule(text.EXCEPTION_EXPIRED, node_rules.exception_expired),
 )
 
-RULE_IDS: frozenset[str] = frozenset(rule.advisory.id for rule in RULES)
+OPEN_RULES: tuple[Rule, ...] = ()
+"""Over device opens as they happen; only `watch` sees them."""
+
+TIME_RULES: tuple[Rule, ...] = ()
+"""Over how GPUs were used for minutes and hours; only `watch` remembers."""
+
+RULE_IDS: frozenset[str] = frozenset(
+    rule.advisory.id for rule in (*RULES, *OPEN_RULES, *TIME_RULES)
+)
