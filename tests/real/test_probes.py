@@ -18,7 +18,15 @@ import pytest
 from gpuwarden.errors import Denied, Malformed, Unavailable, UsageError
 from gpuwarden.host import Host
 from gpuwarden.probes import btf, cgroup2, choose, layouts, loader
-from gpuwarden.probes.events import Event, ExecEvent, ExitEvent, OpenEvent, OpenReturn
+from gpuwarden.probes.events import (
+    TOOLS,
+    Event,
+    ExecEvent,
+    ExitEvent,
+    GroupEvent,
+    OpenEvent,
+    OpenReturn,
+)
 from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.probes.poll import HolderPoll
 from gpuwarden.probes.settings import Number, Settings
@@ -286,6 +294,63 @@ def test_every_exec_is_told_when_asked_for() -> None:
     assert [e.touched for e in events if isinstance(e, ExecEvent) and e.process.pid == child.pid]
 
 
+@pytest.mark.parametrize("begins", TOOLS)
+def test_a_management_tool_is_told_without_a_device(begins: str, tmp_path: Path) -> None:
+    binary, script = tmp_path / f"{begins}.bin", tmp_path / f"{begins}-script"
+    shutil.copy(shutil.which("true") or "", binary)
+    script.write_text("#!/bin/sh\nexit 0\n")
+    script.chmod(0o755)
+    (tmp_path / "alias").symlink_to(binary)
+    with probing(Settings()) as probe:
+        children = [subprocess.Popen([path]) for path in (binary, script, tmp_path / "alias")]
+        others = [subprocess.Popen(["true"])]
+        for child in children + others:
+            child.wait()
+        events = drained(probe)
+    told = {e.process.pid: e for e in events if isinstance(e, ExecEvent)}
+    assert [told[child.pid].tool for child in children] == [binary.name, script.name, binary.name]
+    assert not any(told[child.pid].touched for child in children)
+    assert told[children[0].pid].process.exe_path == str(binary)
+    assert others[0].pid not in told
+
+
+def test_a_tool_deep_below_is_told_and_a_directory_of_its_name_is_none(tmp_path: Path) -> None:
+    deep = tmp_path / "nvidia-smi" / "/".join(["d" * 200] * 12)
+    deep.mkdir(parents=True)
+    for name in ("nvidia-smi", "nvidia-sm", "anvidia-smi"):
+        (deep / name).write_text("#!/bin/sh\n")
+        (deep / name).chmod(0o755)
+    with probing(Settings()) as probe:
+        pids = []
+        for name in ("nvidia-smi", "nvidia-sm", "anvidia-smi"):
+            child = subprocess.Popen([deep / name])
+            child.wait()
+            pids.append(child.pid)
+        events = drained(probe)
+    told = {e.process.pid: e.tool for e in events if isinstance(e, ExecEvent)}
+    assert [told.get(pid) for pid in pids] == ["nvidia-smi", None, None]
+
+
+def test_a_new_group_is_told_before_it_holds_anybody() -> None:
+    mounts = containers.cgroup_mounts()
+    hierarchies = [name for name in ("", "devices", "pids") if name in mounts]
+    with probing(Settings(groups=True)) as probe:
+        for name in hierarchies:
+            path = mounts[name] / f"gpuwarden-test-made-{os.getpid()}"
+            path.mkdir()
+            try:
+                (event,) = [e for e in drained(probe) if isinstance(e, GroupEvent)]
+                key = cgroup2.group_key(Host(), str(path))
+                assert (event.hierarchy, event.cgroup_id) == (key.hierarchy, key.id)
+                assert (event.path, event.path_cut) == (f"/{path.name}", False)
+            finally:
+                path.rmdir()
+    with probing(Settings()) as probe:
+        path.mkdir()
+        path.rmdir()
+        assert not [e for e in drained(probe) if isinstance(e, GroupEvent)]
+
+
 # -------------------------------------------------------------------- floods
 
 
@@ -304,14 +369,18 @@ def test_a_flood_is_counted_exactly_and_hides_nobody(opener: Path, tmp_path: Pat
         counted = {(one.pid, one.how): one.hits for one in probe.counts()}
         counters = probe.counters()
         start = by(flood.pid, events)[0].process.start_time_ns
-        probe.forget(flood.pid, start)
+        probe.forget(others[1], 1, [(*UNUSED, "open")])
+        probe.forget(flood.pid, start, [(*UNUSED, "open"), (*UNUSED, "access")])
+        by_walking = by(others[1], events)[0].process.start_time_ns
+        assert others[1] in {one.pid for one in probe.counts()}
+        probe.forget(others[1], by_walking)
         left = {one.pid for one in probe.counts()}
     assert counted[(flood.pid, "open")] == 200_000
     assert {len(by(pid, events)) for pid in others} == {5}
     assert len(by(flood.pid, events)) < 20_000
     assert counters.dropped == 0 and counters.limiter_full == 0
     assert counters.limited == 200_000 - len(by(flood.pid, events))
-    assert flood.pid not in left and others[0] in left
+    assert not {flood.pid, others[1]} & left and others[0] in left
 
 
 def test_a_flood_of_access_does_not_hide_an_open(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from gpuwarden.errors import Malformed, Unavailable
 from gpuwarden.probes import btf, choose, layouts, loader
 from gpuwarden.probes.cgroup2 import parse_mounts
+from gpuwarden.probes.decoder import Decoder, parse_holders
 from gpuwarden.probes.events import (
-    Decoder,
     ExecEvent,
     ExitEvent,
+    GroupEvent,
     HeldDescriptor,
     OpenEvent,
     OpenReturn,
     ProcessIdentity,
-    parse_holders,
 )
 from gpuwarden.probes.libbpf import Libbpf
 from gpuwarden.probes.settings import Settings
@@ -29,7 +29,8 @@ from gpuwarden.probes.states import PENDING_LIMIT, Attempts, Twins, ended
 from gpuwarden.sensors.device_nodes import Majors
 
 SIZES = [
-    layouts.size(name) for name in ("open_record", "return_record", "exec_record", "exit_record")
+    layouts.size(name)
+    for name in ("open_record", "return_record", "exec_record", "exit_record", "group_record")
 ]
 
 
@@ -157,6 +158,15 @@ def test_the_other_kinds() -> None:
     assert (end.pid, end.thread_id, end.result, end.path) == (100, 101, -6, None)
     run = decoder.decode(record("exec_record", kind=3, touched=1, process=identity()))
     assert isinstance(run, ExecEvent) and run.touched and run.process.pid == 100
+    assert run.tool is None
+    run = decoder.decode(
+        record("exec_record", kind=3, tool=1, tool_name={"text": b"nvtop\0x"}, process=identity())
+    )
+    assert isinstance(run, ExecEvent) and run.tool == "nvtop" and not run.touched
+    made = decoder.decode(
+        record("group_record", kind=5, time_ns=3, cgroup_id=9, path_length=4, path=b"/a\n\0junk")
+    )
+    assert made == GroupEvent(at_ns=3, cgroup_id=9, hierarchy=0, path="/a\n")
     gone = decoder.decode(record("exit_record", kind=4, tgid=100, exit_code=256, comm=b"x"))
     assert gone == ExitEvent(at_ns=0, pid=100, start_time_ns=0, exit_code=256, comm="x")
 
@@ -185,6 +195,7 @@ def test_the_same_process_is_decoded_once_and_another_is_not_taken_for_it() -> N
         record("open_record", kind=1, process={"argv_read": 513}),
         record("open_record", kind=1, process={"exe": {"length": layouts.EXE_BYTES + 1}}),
         record("return_record", kind=2, path={"length": 1 << 31}),
+        record("group_record", kind=5, path_length=1025),
         b"",
         b"\0" * 47,
     ],

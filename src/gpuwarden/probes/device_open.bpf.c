@@ -7,6 +7,7 @@
  *   returned_*      sys_exit_open*: how an attempt ended. Optional, since it costs every open.
  *   process_fork, process_exec, process_exit
  *                   what becomes of the processes that touched a watched device.
+ *   group_made      a control group was made. Optional.
  *   holders         iter/task_file: every descriptor on a watched device, whoever opened it.
  *
  * A denial is decided before the limiter and before any room is reserved, so that no flood of
@@ -30,18 +31,23 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define EXE_BYTES 256
 #define CGROUP_BYTES 384
 #define PATH_BYTES 256
+#define NAME_MAX 255
 #define NAME_BYTES 128 /* one part of a path; each buffer has room for one more behind its bound */
 #define PATH_PARTS 16
 #define CGROUP_PARTS 8
 #define CGROUP_DEPTH 64
+#define CALLED_BYTES 4096 /* PATH_MAX */
+#define GROUP_PATH_BYTES 1024 /* as much as the kernel's tracepoint writes */
 
-enum kind { KIND_OPEN = 1, KIND_RETURN, KIND_EXEC, KIND_EXIT };
+enum kind { KIND_OPEN = 1, KIND_RETURN, KIND_EXEC, KIND_EXIT, KIND_GROUP };
+enum tool { NO_TOOL, TOOL_BY_CALL, TOOL_BY_FILE };
 enum how { HOW_OTHER, HOW_OPEN, HOW_MKNOD, HOW_ACCESS, HOW_IO_URING };
 enum denial { NOT_DENIED, DENIED, WOULD_DENY };
 enum trait { OVERLAY_ROOT = 1, EXE_CUT = 2, CGROUP_CUT = 4 };
 enum counter {
 	COUNT_HITS, COUNT_LIMITED, COUNT_DENIED, COUNT_LIMITER_FULL,
 	COUNT_DROPPED_OPENS, COUNT_DROPPED_RETURNS, COUNT_DROPPED_EXECS, COUNT_DROPPED_EXITS,
+	COUNT_DROPPED_GROUPS,
 	COUNTERS
 };
 
@@ -115,11 +121,28 @@ struct return_record {
 	struct path_buffer path;
 };
 
+struct tool_name {
+	char text[NAME_BYTES];
+};
+
 struct exec_record {
 	__u64 time_ns;
 	__u32 kind;
 	__u32 touched;
+	__u32 tool;
+	__u32 reserved;
 	struct identity process;
+	struct tool_name tool_name;
+};
+
+struct group_record {
+	__u64 time_ns;
+	__u64 cgroup_id;
+	__u32 kind;
+	__u32 hierarchy;
+	__s32 path_length;
+	__u32 reserved;
+	char path[GROUP_PATH_BYTES];
 };
 
 struct exit_record {
@@ -241,6 +264,17 @@ struct {
 	__type(key, __u32);
 	__type(value, struct settings);
 } settings_map SEC(".maps");
+
+struct called_path {
+	char text[CALLED_BYTES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct called_path);
+} called_paths SEC(".maps");
 
 static __always_inline void increment(__u32 counter)
 {
@@ -812,12 +846,77 @@ int process_fork(struct bpf_raw_tracepoint_args *context)
 	return 0;
 }
 
+#define BEGINS(name, with) begins(name, with, sizeof(with) - 1)
+
+static __always_inline bool begins(const char *name, const char *with, __u32 length)
+{
+	char differs = 0;
+
+#pragma unroll
+	for (__u32 at = 0; at < length; at++)
+		differs |= name[at] ^ with[at];
+	return !differs;
+}
+
+/* Names of GPU management tools; events.py has the same ones, and a test runs each. */
+static __noinline int is_tool(const struct tool_name *tool)
+{
+	const char *name;
+
+	if (!tool)
+		return 0;
+	name = tool->text;
+	return BEGINS(name, "nvidia-smi") || BEGINS(name, "nvidia-debugdump") ||
+	       BEGINS(name, "nvidia-persistenced") || BEGINS(name, "nvidia-cuda-mps") ||
+	       BEGINS(name, "nvtop") || BEGINS(name, "nvitop") || BEGINS(name, "rocm-smi") ||
+	       BEGINS(name, "rocminfo") || BEGINS(name, "amd-smi") || BEGINS(name, "gpustat") ||
+	       BEGINS(name, "dcgmi") || BEGINS(name, "xpu-smi") || BEGINS(name, "hl-smi");
+}
+
+/* The last part of the path that execve(2) was given: a script's own, not its interpreter's. */
+static __noinline int read_called_name(struct linux_binprm *program, struct tool_name *out)
+{
+	__u32 first = 0;
+	struct called_path *path = bpf_map_lookup_elem(&called_paths, &first);
+	long length;
+	__u32 at;
+
+	if (!path || !out)
+		return 0;
+	out->text[0] = 0;
+	length = bpf_probe_read_kernel_str(path->text, sizeof(path->text),
+					   BPF_CORE_READ(program, filename));
+	if (length <= 1)
+		return 0;
+	at = length - 1;
+	for (int step = 0; step < NAME_MAX; step++) {
+		if (!at || path->text[(at - 1) & (CALLED_BYTES - 1)] == '/')
+			break;
+		at--;
+	}
+	bpf_probe_read_kernel_str(out->text, sizeof(out->text),
+				  path->text + (at & (CALLED_BYTES - 1)));
+	return 0;
+}
+
+static __always_inline int tool_of(struct task_struct *task, struct linux_binprm *program,
+				   struct tool_name *name)
+{
+	read_called_name(program, name);
+	if (is_tool(name))
+		return TOOL_BY_CALL;
+	bpf_probe_read_kernel_str(name->text, sizeof(name->text),
+				  BPF_CORE_READ(task, mm, exe_file, f_path.dentry, d_name.name));
+	return is_tool(name) ? TOOL_BY_FILE : NO_TOOL;
+}
+
 static __noinline int fill_exec(struct exec_record *record)
 {
 	if (!record)
 		return 0;
 	record->time_ns = bpf_ktime_get_boot_ns();
 	record->kind = KIND_EXEC;
+	record->reserved = 0;
 	return fill_process(&record->process);
 }
 
@@ -829,8 +928,10 @@ int process_exec(struct bpf_raw_tracepoint_args *context)
 				  BPF_CORE_READ(task, group_leader, start_boottime));
 	struct settings *set = settings();
 	struct exec_record *record;
+	struct tool_name name = {};
+	int tool = tool_of(task, (void *)context->args[2], &name);
 
-	if (!set || !(touched || set->every_exec))
+	if (!set || !(touched || set->every_exec || tool))
 		return 0;
 	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
 	if (!record) {
@@ -838,7 +939,38 @@ int process_exec(struct bpf_raw_tracepoint_args *context)
 		return 0;
 	}
 	record->touched = touched;
+	record->tool = tool;
+	record->tool_name = name;
 	fill_exec(record);
+	bpf_ringbuf_submit(record, 0);
+	return 0;
+}
+
+static __noinline int fill_group(struct group_record *record, struct cgroup *group,
+				 const char *path)
+{
+	if (!record)
+		return 0;
+	record->time_ns = bpf_ktime_get_boot_ns();
+	record->kind = KIND_GROUP;
+	record->reserved = 0;
+	record->cgroup_id = BPF_CORE_READ(group, kn, id);
+	record->hierarchy = BPF_CORE_READ(group, root, hierarchy_id);
+	record->path_length = bpf_probe_read_kernel_str(record->path, sizeof(record->path), path);
+	return 0;
+}
+
+/* A group is made, and told of before its first process can be in it. */
+SEC("?raw_tracepoint/cgroup_mkdir")
+int group_made(struct bpf_raw_tracepoint_args *context)
+{
+	struct group_record *record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
+
+	if (!record) {
+		increment(COUNT_DROPPED_GROUPS);
+		return 0;
+	}
+	fill_group(record, (void *)context->args[0], (void *)context->args[1]);
 	bpf_ringbuf_submit(record, 0);
 	return 0;
 }

@@ -138,6 +138,10 @@ struct kernfs_node___before_6_15 {
 	struct kernfs_node___before_6_15 *parent;
 };
 
+struct linux_binprm {
+	const char *filename;
+};
+
 struct cgroup_root {
 	int hierarchy_id;
 };

@@ -12,6 +12,7 @@ ARGV_BYTES = 512
 EXE_BYTES = 256 + NAME_BYTES
 CGROUP_BYTES = 384 + NAME_BYTES
 PATH_BYTES = 256
+GROUP_PATH_BYTES = 1024
 
 # A layout is its members in order: (name, code of the struct module or name of another layout).
 Layout = tuple[tuple[str, str], ...]
@@ -19,6 +20,7 @@ Layout = tuple[tuple[str, str], ...]
 LAYOUTS: Mapping[str, Layout] = {
     "path_buffer": (("length", "I"), ("text", f"{EXE_BYTES}s")),
     "cgroup_buffer": (("length", "I"), ("text", f"{CGROUP_BYTES}s")),
+    "tool_name": (("text", f"{NAME_BYTES}s"),),
     "identity": (
         ("start_ns", "Q"),
         ("exe_inode", "Q"),
@@ -79,7 +81,19 @@ LAYOUTS: Mapping[str, Layout] = {
         ("time_ns", "Q"),
         ("kind", "I"),
         ("touched", "I"),
+        ("tool", "I"),
+        ("reserved", "I"),
         ("process", "identity"),
+        ("tool_name", "tool_name"),
+    ),
+    "group_record": (
+        ("time_ns", "Q"),
+        ("cgroup_id", "Q"),
+        ("kind", "I"),
+        ("hierarchy", "I"),
+        ("path_length", "i"),
+        ("reserved", "I"),
+        ("path", f"{GROUP_PATH_BYTES}s"),
     ),
     "exit_record": (
         ("time_ns", "Q"),

@@ -17,14 +17,14 @@ from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable, Usa
 from gpuwarden.host import Host
 from gpuwarden.probes import btf, cgroup2, layouts
 from gpuwarden.probes.cgroup2 import GroupKey
+from gpuwarden.probes.decoder import Decoder, parse_holders
 from gpuwarden.probes.events import (
     HOWS,
-    Decoder,
     Event,
     HeldDescriptor,
+    How,
     OpenCount,
     boot_offset_ns,
-    parse_holders,
 )
 from gpuwarden.probes.libbpf import RING_CALLBACK, Libbpf, library
 from gpuwarden.probes.settings import Counters, Number, Settings
@@ -53,6 +53,7 @@ _COUNTERS = (
     "dropped_returns",
     "dropped_execs",
     "dropped_exits",
+    "dropped_groups",
 )
 _DEVICE_KEY = layouts.packed("device_key")
 _CGROUP_KEY = layouts.packed("cgroup_key")
@@ -156,6 +157,8 @@ class DeviceOpenProbe:
             return found
 
         attached = [program(name) for name in _ATTACHED]
+        if self.settings.groups:
+            attached.append(program("group_made"))
         if self.settings.return_values:
             names = _RETURNS if os.uname().machine == "x86_64" else _RETURNS[:2]
             attached += [program(name) for name in names]
@@ -302,8 +305,23 @@ class DeviceOpenProbe:
                 )
         return found
 
-    def forget(self, pid: int, start_time_ns: int) -> None:
-        """Makes room in the limiter's table once a process has ended and its counts were read."""
+    def forget(
+        self,
+        pid: int,
+        start_time_ns: int,
+        keys: Iterable[tuple[int, int, How]] | None = None,
+    ) -> None:
+        """Makes room in the limiter's table once a process has ended and its counts were read.
+
+        ``keys``: the (major, minor, how) of its events; without them the whole table is walked.
+        """
+        if keys is not None:
+            for major, minor, how in keys:
+                for number, name in enumerate(HOWS):
+                    if name == how:
+                        key = _COUNT_KEY.pack(start_time_ns, pid, major, minor, number)
+                        self._delete("counts", key)
+            return
         for key in list(self._count_keys()):
             if _COUNT_KEY.unpack(key)[:2] == (start_time_ns, pid):
                 self._delete("counts", key)

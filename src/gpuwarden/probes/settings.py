@@ -18,6 +18,8 @@ class Settings(Struct, frozen=True):
     """Costs every open on the machine a quarter of its time; without, a held descriptor shows."""
     every_exec: bool = False
     """Also of processes that never had a watched device."""
+    groups: bool = False
+    """Also of each control group that is made."""
     ring_bytes: int = 8 << 20
     """A power of two."""
 
@@ -33,8 +35,15 @@ class Counters(Struct, frozen=True):
     dropped_returns: int = 0
     dropped_execs: int = 0
     dropped_exits: int = 0
+    dropped_groups: int = 0
     malformed: int = 0
 
     @property
     def dropped(self) -> int:
-        return self.dropped_opens + self.dropped_returns + self.dropped_execs + self.dropped_exits
+        return (
+            self.dropped_opens
+            + self.dropped_returns
+            + self.dropped_execs
+            + self.dropped_exits
+            + self.dropped_groups
+        )
