@@ -23,6 +23,7 @@ from gpuwarden.model import (
     Connection,
     Container,
     DeviceNode,
+    DriverFile,
     Gap,
     Gpu,
     GpuClient,
@@ -132,9 +133,10 @@ class _Runner:
         self.collected.runs.append(SensorRun(name=name, state="skipped", reason="not asked for"))
 
 
-def _source_runs(
-    host: Host, seen: Seen, skipped: bool
+def ask_sources(
+    host: Host, seen: Seen, *, skipped: bool = False
 ) -> Iterator[tuple[SourceRun, list[Workload]]]:
+    """How each source of the expected set fared, with what it expects; never raises."""
     for name, read in SOURCES:
         if skipped:
             yield SourceRun(name=name, state="skipped", reason="not asked for"), []
@@ -205,7 +207,7 @@ def take_snapshot(
 
     sources: list[SourceRun] = []
     workloads: list[Workload] = []
-    for run, found in _source_runs(host, seen, skipped=options.sensors is not None):
+    for run, found in ask_sources(host, seen, skipped=options.sensors is not None):
         sources.append(run)
         workloads.extend(found)
 
@@ -236,4 +238,5 @@ def take_snapshot(
         persistence=collected.of(PersistenceEntry),
         xids=collected.of(XidEvent),
         workloads=tuple(workloads),
+        driver_files=collected.of(DriverFile),
     )

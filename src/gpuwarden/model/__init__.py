@@ -17,9 +17,11 @@ from gpuwarden.model.facts import (
     SourceState,
 )
 from gpuwarden.model.gpus import (
+    DRIVER_LIBRARIES,
     AccountedProcess,
     ClientKind,
     DeviceNode,
+    DriverFile,
     Gpu,
     GpuClient,
     Holder,
@@ -51,6 +53,7 @@ from gpuwarden.model.snapshots import SNAPSHOT_SCHEMA, SNAPSHOT_VERSION, AnyFact
 from gpuwarden.model.surroundings import Container, PersistenceEntry, Workload
 
 __all__ = [
+    "DRIVER_LIBRARIES",
     "LOGINUID_UNSET",
     "SNAPSHOT_SCHEMA",
     "SNAPSHOT_VERSION",
@@ -62,6 +65,7 @@ __all__ = [
     "Container",
     "DeviceNode",
     "DeviceOpen",
+    "DriverFile",
     "DriverLibrary",
     "Executable",
     "ExitedClient",

@@ -115,6 +115,32 @@ class LibraryCheck(Fact, frozen=True, kw_only=True):
     build_id: str | None = None
 
 
+DRIVER_LIBRARIES = (
+    "libcuda",
+    "libnvidia-ml",
+    "libnvidia-ptxjitcompiler",
+    "libhsa-runtime64",
+)
+"""Libraries that come with a driver and that every program must load as the driver ships them."""
+
+
+class DriverFile(Fact, frozen=True, kw_only=True):
+    """A file of the installed driver, in a directory where the host's loader looks for libraries.
+
+    One a file: links to it are followed.
+    """
+
+    library: str
+    """One of DRIVER_LIBRARIES."""
+    path: str
+    """With all links followed."""
+    device: str
+    """``major:minor`` of the file system it is on, as stat(2) has it."""
+    inode: int
+    writable_by: tuple[int, ...] = ()
+    """uids other than root that own the file or can write it; -1 stands for everybody."""
+
+
 class DeviceNode(Fact, frozen=True, kw_only=True):
     """An accelerator's device node as found under /dev."""
 

@@ -20,6 +20,11 @@ class DriverLibrary(Fact, frozen=True, kw_only=True):
     build_id: str | None = None
     deleted: bool = False
     soname: str | None = None
+    file_device: str | None = None
+    """``major:minor`` as stat(2) has it: on btrfs and overlayfs another one than in maps."""
+    writable_by: tuple[int, ...] | None = None
+    """uids other than root that own the file or can write it; -1 stands for everybody. None when
+    that was not read."""
 
 
 class Executable(Fact, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from gpuwarden.model.facts import Fact, Gap, NodeFacts, SensorRun, SourceRun
 from gpuwarden.model.gpus import (
     AccountedProcess,
     DeviceNode,
+    DriverFile,
     Gpu,
     GpuClient,
     Holder,
@@ -26,6 +27,7 @@ AnyFact = (
     | GpuClient
     | AccountedProcess
     | LibraryCheck
+    | DriverFile
     | Process
     | HiddenProcess
     | DeviceNode
@@ -62,6 +64,7 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     persistence: tuple[PersistenceEntry, ...] = ()
     xids: tuple[XidEvent, ...] = ()
     workloads: tuple[Workload, ...] = ()
+    driver_files: tuple[DriverFile, ...] = ()
     opens: tuple[DeviceOpen, ...] = ()
     """From here on: what only `watch` knows; empty in a scan."""
     tool_runs: tuple[ToolRun, ...] = ()

@@ -28,6 +28,12 @@ def _device_nodes(host: Host, seen: Seen) -> Iterator[AnyFact]:
     return device_nodes.read(host, seen)
 
 
+def _driver_files(host: Host, seen: Seen) -> Iterator[AnyFact]:
+    from gpuwarden.sensors import driver_files
+
+    return driver_files.read(host, seen)
+
+
 def _kernel_log(host: Host, seen: Seen) -> Iterator[AnyFact]:
     from gpuwarden.sensors import kernel_log
 
@@ -88,6 +94,7 @@ def _persistence(host: Host, seen: Seen) -> Iterator[AnyFact]:
 
 SENSORS: tuple[Sensor, ...] = (
     Sensor("device_nodes", _device_nodes),
+    Sensor("driver_files", _driver_files),
     Sensor("kernel_log", _kernel_log),
     Sensor("nvml", _nvml),
     Sensor("amd", _amd),

@@ -7,9 +7,11 @@ import re
 from msgspec import Struct, field
 
 from gpuwarden.errors import Denied, GpuwardenError
-from gpuwarden.host import Host
+from gpuwarden.host import FileStatus, Host
 from gpuwarden.model import DriverLibrary
 from gpuwarden.pattern import pattern
+from gpuwarden.sensors.process.executables import writers_of
+from gpuwarden.sensors.process.users import UserNames, read_names
 
 # proc_pid_maps(5), lines of files only.
 _MAPS_LIMIT_BYTES = 16 << 20
@@ -23,10 +25,10 @@ _NAMES = (
 _DRIVER_LINE = pattern(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-][ps] [0-9a-f]{1,16} "
     rb"([0-9a-f]{1,8}):([0-9a-f]{1,8}) (\d{1,20}) +"
-    rb"(/(?:[^\n]{0,4096}/)?(?:" + _NAMES + rb")(?:[-.][^\n/]{0,128})?)$",
+    rb"(/(?:[^\n]{0,4096}/|memfd:)?(?:" + _NAMES + rb")(?:[-.][^\n/]{0,128})?)$",
     re.M,
 )
-_ANY_DRIVER = pattern(rb"/(?:" + _NAMES + rb")[-. \n]")
+_ANY_DRIVER = pattern(rb"[/:](?:" + _NAMES + rb")[-. \n]")
 DELETED = " (deleted)"
 
 
@@ -40,12 +42,25 @@ class MappedLibrary(Struct, frozen=True):
     path: str
 
 
-class LibraryIdentities(Struct):
-    """(device, inode) → (build-id, soname), read once a scan."""
+class _File(Struct, frozen=True):
+    """What is read of a library's file itself."""
 
-    known: dict[tuple[tuple[int, int], int], tuple[str | None, str | None]] = field(
-        default_factory=dict
-    )
+    build_id: str | None = None
+    soname: str | None = None
+    device: str | None = None
+    writable_by: tuple[int, ...] | None = None
+
+
+class LibraryIdentities(Struct):
+    """What the file of each (device, inode) is, read once a scan."""
+
+    known: dict[tuple[tuple[int, int], int], _File] = field(default_factory=dict)
+    names: UserNames | None = None
+
+
+def altered_by(status: FileStatus, names: UserNames) -> tuple[int, ...]:
+    """uids other than root that can change a file: its owner and its writers; EVERYBODY is -1."""
+    return tuple(sorted({status.uid, *writers_of(status, names)} - {0}))
 
 
 def parse_driver_libraries(data: bytes) -> list[MappedLibrary]:
@@ -75,43 +90,53 @@ def read_driver_libraries(
     libraries = parse_driver_libraries(host.read_bytes(f"/proc/{pid}/maps", _MAPS_LIMIT_BYTES))
     found = []
     for library in libraries:
-        build_id, soname = _identity(host, pid, library, identities)
+        file = _file(host, pid, library, identities)
         found.append(
             DriverLibrary(
                 path=library.path.removesuffix(DELETED),
                 device=f"{library.device[0]}:{library.device[1]}",
                 inode=library.inode,
-                build_id=build_id,
+                build_id=file.build_id,
                 deleted=library.path.endswith(DELETED),
-                soname=soname,
+                soname=file.soname,
+                file_device=file.device,
+                writable_by=file.writable_by,
             )
         )
     return tuple(found)
 
 
-def _identity(
-    host: Host, pid: int, library: MappedLibrary, identities: LibraryIdentities
-) -> tuple[str | None, str | None]:
+def _file(host: Host, pid: int, library: MappedLibrary, identities: LibraryIdentities) -> _File:
     from gpuwarden.sensors.elf import read_identity
 
     key = (library.device, library.inode)
-    if key not in identities.known:
-        try:
-            identity = read_identity(host, _readable(host, pid, library))
-            identities.known[key] = (identity.build_id, identity.soname)
-        except GpuwardenError:
-            return None, None
-    return identities.known[key]
+    if key in identities.known:
+        return identities.known[key]
+    try:
+        path, status = _readable(host, pid, library)
+    except GpuwardenError:
+        return _File()
+    if identities.names is None:
+        identities.names = read_names(host)
+    device = f"{status.device[0]}:{status.device[1]}"
+    writers = altered_by(status, identities.names)
+    try:
+        identity = read_identity(host, path)
+    except GpuwardenError:
+        return _File(device=device, writable_by=writers)
+    file = _File(identity.build_id, identity.soname, device, writers)
+    identities.known[key] = file
+    return file
 
 
-def _readable(host: Host, pid: int, library: MappedLibrary) -> str:
+def _readable(host: Host, pid: int, library: MappedLibrary) -> tuple[str, FileStatus]:
     """The mapped file itself if that link may be followed, else its path if it is that file."""
     link = f"/proc/{pid}/map_files/{library.start:x}-{library.end:x}"
     try:
-        host.link_target_status(link)
+        return link, host.link_target_status(link)
     except GpuwardenError:
         path = f"/proc/{pid}/root{library.path}"
-        if host.status(path).inode != library.inode:
+        status = host.status(path)
+        if status.inode != library.inode:
             raise Denied(f"{path} is another file than the one mapped") from None
-        return path
-    return link
+        return path, status
