@@ -8,6 +8,7 @@ rule, a miss none.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gpuwarden.finding import VERDICTS, Advisory, Verdict
 from gpuwarden.judge import judge
 from gpuwarden.policy import Policy
 from gpuwarden.policy_file import parse_policy
-from gpuwarden.rules import advisories, node_rules, row_rules
+from gpuwarden.rules import advisories
 from gpuwarden.rules.advisories import VERDICT_ADVISORIES
 from gpuwarden.rules.registry import RULE_IDS, RULES, Rule
 from gpuwarden.sensors.registry import SENSOR_NAMES
@@ -64,8 +65,7 @@ def test_a_rule_its_function_and_its_advisory_share_one_name() -> None:
     assert len(RULES) == len(RULE_IDS)
     for rule in RULES:
         name = rule.advisory.id
-        module = row_rules if hasattr(row_rules, name) else node_rules
-        assert getattr(module, name) is rule.hits
+        assert getattr(sys.modules[rule.hits.__module__], name) is rule.hits
         assert getattr(advisories, name.upper()) is rule.advisory
 
 

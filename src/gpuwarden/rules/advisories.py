@@ -271,6 +271,21 @@ DEVICE_NODE_RENAMED = Advisory(
     ),
     needs=("holders",),
 )
+DRIVER_LIBRARY_UNEXPECTED = Advisory(
+    "driver_library_unexpected",
+    "A process on {gpu} uses a driver library that is not the host's own",
+    "warning",
+    "Malware ships a libnvidia-ml.so.1 or libcuda.so.1 that lies about what the GPU does. The file "
+    "that is mapped is none of those that the driver installed here, by device and inode.",
+    (
+        "Keep a copy of the library: it is /proc/{pid}/map_files/… even when its path is gone.",
+        "Compare its build-id with the driver package's own (dpkg -V, rpm -V, readelf -n).",
+        "Ask {owner} where it comes from: a driver unpacked by hand, a module of the cluster, or "
+        "LD_LIBRARY_PATH.",
+        "Until that is known, do not believe what tools that load it say of the GPU.",
+    ),
+    needs=("driver_files", "processes"),
+)
 EXCEPTION_EXPIRED = Advisory(
     "exception_expired",
     "An exception of the policy has expired",

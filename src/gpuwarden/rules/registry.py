@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gpuwarden.finding import Advisory
 from gpuwarden.rules import advisories as text
-from gpuwarden.rules import node_rules, row_rules
+from gpuwarden.rules import driver_libraries, node_rules, row_rules
 from gpuwarden.rules.row_rules import HitFunction
 
 
@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     Rule(text.AUTOSTART_SUSPICIOUS, node_rules.autostart_suspicious),
     Rule(text.GPU_BUSY_WITHOUT_PROCESS, node_rules.gpu_busy_without_process),
     Rule(text.DEVICE_NODE_RENAMED, node_rules.device_node_renamed),
+    Rule(text.DRIVER_LIBRARY_UNEXPECTED, driver_libraries.driver_library_unexpected),
     Rule(text.GPU_PROCESS_OF_ENDED_JOB, row_rules.gpu_process_of_ended_job),
     Rule(text.GPU_ZOMBIE_CONTEXT, row_rules.gpu_zombie_context),
     Rule(text.GPU_MEMORY_LEAKED, row_rules.gpu_memory_leaked),
