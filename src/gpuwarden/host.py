@@ -71,6 +71,8 @@ class Host:
 
     children_are_ours = True
     """Whether our child processes are part of the scan and left out of what it finds."""
+    parent_is_ours = False
+    """Whether the process that started us is the agent, so that it and its children are ours."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = os.path.abspath(root)

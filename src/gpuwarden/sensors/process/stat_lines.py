@@ -109,7 +109,8 @@ def is_kernel_thread(line: StatLine) -> bool:
 def own_pids(host: Host, table: Mapping[int, StatLine]) -> set[int]:
     """Our own pid and our children's, as that /proc numbers them; empty in a recorded tree.
 
-    The children are left out of it where ``host.children_are_ours`` is False.
+    The children are left out of it where ``host.children_are_ours`` is False; the agent that
+    started us and its other children are in it where ``host.parent_is_ours``.
     """
     try:
         own = host.read_link("/proc/self")
@@ -120,6 +121,9 @@ def own_pids(host: Host, table: Mapping[int, StatLine]) -> set[int]:
     found = {int(own)}
     if not host.children_are_ours:
         return found
+    mine = table.get(int(own))
+    if host.parent_is_ours and mine is not None and mine.ppid > 1:
+        found.add(mine.ppid)
     pending = list(found)
     children: dict[int, list[int]] = {}
     for line in table.values():

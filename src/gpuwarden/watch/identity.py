@@ -1,0 +1,215 @@
+"""Who opened a device: the kernel's word at that moment, and what /proc still adds to it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.host import Host
+from gpuwarden.model import LOGINUID_UNSET, CgroupPlacement, Executable, Process
+from gpuwarden.probes.events import NANOSECONDS, TICKS_PER_SECOND, ProcessIdentity
+from gpuwarden.sensors.cgroup import place
+from gpuwarden.sensors.process import details, stat_lines
+from gpuwarden.sensors.process.users import UserNames, read_names
+from gpuwarden.sensors.seen import Seen
+
+KNOWN_LIMIT = 4096
+ANCESTORS_LIMIT = 64
+GONE = "it had ended before /proc could be read"
+NAMES_SECONDS = 60.0
+_FROM_PROC = ("environment", "cwd", "effective_uid", "process_group", "session_id")
+_DELETED = " (deleted)"
+
+Key = tuple[int, int]
+"""(pid, start time in ticks)."""
+
+
+def placement(identity: ProcessIdentity) -> CgroupPlacement | None:
+    """Where its control group puts it, as the kernel named that group."""
+    if identity.cgroup_path is None:
+        return None
+    path = identity.cgroup_path
+    if identity.cgroup_path_cut:
+        # The names nearest to the process are there; those above them are not.
+        path = "/" + path.lstrip("/")
+    hierarchy = identity.cgroup_path_hierarchy or 0
+    return place((f"{hierarchy}:{'devices' if hierarchy else ''}:{path}",))
+
+
+def of_kernel(identity: ProcessIdentity, boot_time_ns: int | None) -> Process:
+    """The process as the event has it, whatever became of it since."""
+    unread = dict(identity.unread)
+    unread |= dict.fromkeys(_FROM_PROC, GONE)
+    exe = None
+    if identity.exe_path is not None:
+        path = identity.exe_path
+        deleted = path.endswith(_DELETED)
+        exe = Executable(
+            path=path.removesuffix(_DELETED),
+            deleted=deleted,
+            memfd=path.startswith("/memfd:"),
+            device=identity.exe_device,
+            inode=identity.exe_inode,
+            unread={"owner_uid": GONE, "path_is_genuine": GONE},
+        )
+    namespaces = {
+        kind: inode
+        for kind, inode in (
+            ("mnt", identity.mount_namespace),
+            ("pid", identity.pid_namespace),
+            ("user", identity.user_namespace),
+        )
+        if inode is not None
+    }
+    started = None if boot_time_ns is None else boot_time_ns + identity.start_time_ns
+    return Process(
+        pid=identity.pid,
+        start_time_ticks=identity.start_time_ticks,
+        started_at_ns=started,
+        ppid=identity.ppid,
+        comm=identity.comm,
+        argv=identity.argv,
+        argv_truncated=identity.argv_truncated,
+        exe=exe,
+        uid=identity.uid,
+        gid=identity.gid,
+        loginuid=identity.loginuid,
+        tty=identity.tty,
+        namespaces=namespaces,
+        pids_in_namespaces=(identity.pid,)
+        if identity.pid_in_namespace in (None, identity.pid)
+        else (identity.pid, identity.pid_in_namespace),
+        cgroup=placement(identity),
+        unread=unread,
+    )
+
+
+def merged(of_event: Process, of_proc: Process) -> Process:
+    """What /proc tells, corrected by the event where the process has become another since."""
+    kept: dict[str, Any] = {
+        "comm": of_event.comm,
+        "argv": of_event.argv if of_event.argv is not None else of_proc.argv,
+        "argv_truncated": of_event.argv_truncated
+        if of_event.argv is not None
+        else of_proc.argv_truncated,
+        "uid": of_event.uid,
+        "loginuid": of_event.loginuid,
+    }
+    if of_event.argv_truncated and of_proc.argv is not None:
+        kept["argv"], kept["argv_truncated"] = of_proc.argv, of_proc.argv_truncated
+    mine, theirs = of_event.exe, of_proc.exe
+    if mine is not None and (theirs is None or mine.inode != theirs.inode):
+        # It has executed another program since: this one is what opened the device.
+        kept["exe"] = mine
+    if not of_proc.cgroup or of_proc.cgroup.private_namespace:
+        kept["cgroup"] = of_event.cgroup
+    return replace(of_proc, **kept)
+
+
+class Identities:
+    """Processes by identity, remembered while they may be needed again; parents are shared."""
+
+    def __init__(self, host: Host, *, boot_time_ns: int | None, same_pids: bool) -> None:
+        """``same_pids``: /proc numbers processes as the kernel's events do."""
+        self._host = host
+        self._boot_time_ns = boot_time_ns
+        self._same_pids = same_pids
+        self._known: OrderedDict[Key, Process] = OrderedDict()
+        self._names = UserNames()
+        self._names_until = 0.0
+        self.vanished = 0
+        """Processes that were gone before /proc was read: known from their events alone."""
+
+    def process(self, identity: ProcessIdentity) -> Process:
+        """The process of an event. Errors: none; what cannot be read is in ``unread``."""
+        key = (identity.pid, identity.start_time_ticks)
+        known = self._known.get(key)
+        if known is not None and _is_same_program(known, identity):
+            self._known.move_to_end(key)
+            return known
+        found = of_kernel(identity, self._boot_time_ns)
+        if self._same_pids:
+            read = self._read([identity.pid])
+            now = read.get(identity.pid)
+            if now is not None and now.start_time_ticks == identity.start_time_ticks:
+                found = merged(found, now)
+            else:
+                self.vanished += 1
+                found = self._named(found)
+        self._keep(key, found)
+        return found
+
+    def _named(self, process: Process) -> Process:
+        now = time.monotonic()
+        if now >= self._names_until:
+            self._names, self._names_until = read_names(self._host), now + NAMES_SECONDS
+        login = process.loginuid if process.loginuid != LOGINUID_UNSET else None
+        users = self._names.users
+        return replace(
+            process,
+            user=None if process.uid is None else users.get(process.uid),
+            group=None if process.gid is None else self._names.groups.get(process.gid),
+            login_user=None if login is None else users.get(login),
+        )
+
+    def lineage(self, process: Process) -> list[Process]:
+        """Its parents from the nearest up, as far as they are still there."""
+        found: list[Process] = []
+        if not self._same_pids:
+            return found
+        pid, seen = process.ppid, {process.pid}
+        while pid > 0 and pid not in seen and len(found) < ANCESTORS_LIMIT:
+            seen.add(pid)
+            parent = self._parent(pid)
+            if parent is None:
+                break
+            found.append(parent)
+            pid = parent.ppid
+        return found
+
+    def _parent(self, pid: int) -> Process | None:
+        line = stat_lines.read_one(self._host, pid)
+        if line is None:
+            return None
+        key = (pid, line.start_time_ticks)
+        known = self._known.get(key)
+        if known is not None and known.comm == line.comm and known.ppid == line.ppid:
+            self._known.move_to_end(key)
+            return known
+        process = self._read([pid], role="ancestor").get(pid)
+        if process is not None:
+            self._keep(key, process)
+        return process
+
+    def _read(self, pids: Iterable[int], role: str = "subject") -> dict[int, Process]:
+        try:
+            facts = list(details.read(self._host, Seen(), pids, role=role))
+        except GpuwardenError:
+            return {}
+        return {fact.pid: fact for fact in facts if isinstance(fact, Process)}
+
+    def _keep(self, key: Key, process: Process) -> None:
+        self._known[key] = process
+        if len(self._known) > KNOWN_LIMIT:
+            self._known.popitem(last=False)
+
+    def forget(self, key: Key) -> None:
+        """A process that has ended, or became another program."""
+        self._known.pop(key, None)
+
+
+def _is_same_program(process: Process, identity: ProcessIdentity) -> bool:
+    exe = process.exe
+    if exe is None or identity.exe_inode is None:
+        return exe is None and identity.exe_inode is None
+    return exe.inode == identity.exe_inode and process.uid == identity.uid
+
+
+def ticks(start_time_ns: int) -> int:
+    """A start time of the kernel's boot clock as /proc/<pid>/stat has it."""
+    return start_time_ns // (NANOSECONDS // TICKS_PER_SECOND)

@@ -1,0 +1,98 @@
+"""A child that takes a whole snapshot and judges it, as `scan` does, with what watch remembers."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuwarden.finding import Report
+from gpuwarden.host import Host
+from gpuwarden.judge import judge
+from gpuwarden.model import (
+    Container,
+    DeviceNode,
+    ExitedClient,
+    Fact,
+    Respawn,
+    Usage,
+    Workload,
+)
+from gpuwarden.policy import Policy
+from gpuwarden.rules.registry import RULES, TIME_RULES
+from gpuwarden.scan import ScanOptions, take_snapshot
+
+DEADLINE_SECONDS = 60.0
+
+
+class Memory(Fact, frozen=True, kw_only=True):
+    """What only a daemon knows, for the rules over time."""
+
+    usage: tuple[Usage, ...] = ()
+    exited: tuple[ExitedClient, ...] = ()
+    respawns: tuple[Respawn, ...] = ()
+
+
+class Judged(Fact, frozen=True, kw_only=True):
+    """The report, and of its snapshot what the next device opens are judged with."""
+
+    report: Report
+    containers: tuple[Container, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    asked_at_ns: int = 0
+    """When the sources were asked, at the earliest."""
+    seconds: float = 0.0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_question = msgspec.msgpack.Decoder(Memory)
+_answer = msgspec.msgpack.Decoder(Judged)
+
+
+def encode(memory: Memory) -> bytes:
+    return _encoder.encode(memory)
+
+
+def decode(body: bytes) -> Judged:
+    return _answer.decode(body)
+
+
+class Judgement:
+    """The job of the child: one snapshot and its report for each question."""
+
+    def __init__(
+        self, root: str, options: ScanOptions, policy: Policy, policy_path: str | None
+    ) -> None:
+        self._root = root
+        self._options = options
+        self._policy = policy
+        self._policy_path = policy_path
+        self._host: Host | None = None
+
+    def __call__(self, body: bytes) -> bytes:
+        if self._host is None:
+            # Made here, in the child: a Host remembers whose /proc/self it saw.
+            self._host = Host(self._root)
+            self._host.parent_is_ours = True
+        memory = _question.decode(body)
+        begun = time.perf_counter()
+        asked_at_ns = time.time_ns()
+        snapshot = replace(
+            take_snapshot(self._host, self._options),
+            usage=memory.usage,
+            exited=memory.exited,
+            respawns=memory.respawns,
+        )
+        report = judge(snapshot, self._policy, self._policy_path, (*RULES, *TIME_RULES))
+        return _encoder.encode(
+            Judged(
+                report=report,
+                containers=snapshot.containers,
+                device_nodes=snapshot.device_nodes,
+                workloads=snapshot.workloads,
+                asked_at_ns=asked_at_ns,
+                seconds=round(time.perf_counter() - begun, 6),
+            )
+        )

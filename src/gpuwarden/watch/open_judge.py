@@ -1,0 +1,174 @@
+"""Judges device opens: one small snapshot a process, with what is known of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gpuwarden.finding import Finding
+from gpuwarden.judge import judge
+from gpuwarden.model import (
+    Container,
+    DeviceNode,
+    DeviceOpen,
+    Gpu,
+    NodeFacts,
+    Process,
+    SensorRun,
+    Snapshot,
+    SourceRun,
+    ToolRun,
+    Workload,
+)
+from gpuwarden.policy import Policy
+from gpuwarden.rules.registry import OPEN_RULES
+from gpuwarden.sensors.cgroup import containers_in
+
+CONTAINERS_LIMIT = 4096
+OPEN_RULE_IDS = frozenset(rule.advisory.id for rule in OPEN_RULES)
+
+
+class Surroundings(Struct):
+    """What is known of the node between two judgements; opens are judged with it."""
+
+    node: NodeFacts
+    sensors: tuple[SensorRun, ...] = ()
+    sources: tuple[SourceRun, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    sources_at_ns: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    containers: dict[str, Container] = field(default_factory=dict)
+    host_mount_namespace: int | None = None
+    init: Process | None = None
+
+    def keep(self, containers: Iterable[Container]) -> None:
+        """Remembers containers; what a runtime confirmed is not replaced by what it did not."""
+        for one in containers:
+            known = self.containers.get(one.id)
+            if known is None or one.confirmed or not known.confirmed:
+                self.containers.pop(one.id, None)
+                self.containers[one.id] = one
+        while len(self.containers) > CONTAINERS_LIMIT:
+            self.containers.pop(next(iter(self.containers)))
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether anything here says who may use the GPUs, or should have."""
+        return any(source.state in ("ok", "failed") for source in self.sources)
+
+
+def is_loose(process: Process, surroundings: Surroundings) -> bool:
+    """Whether it may be in a container that its control group does not name (bare runc, ctr)."""
+    placement = process.cgroup
+    mounts = process.namespaces.get("mnt")
+    if mounts is None or surroundings.host_mount_namespace in (None, mounts):
+        return False
+    return placement is None or (
+        placement.container_id is None
+        and placement.slurm_job is None
+        and placement.machine is None
+        and placement.session is None
+    )
+
+
+def unknown_containers(process: Process, surroundings: Surroundings) -> bool:
+    """Whether it is in a container that no runtime has told of."""
+    placement = process.cgroup
+    if placement is not None:
+        for _, identity in containers_in(placement):
+            known = surroundings.containers.get(identity)
+            if known is None or not known.confirmed:
+                return True
+        if placement.pod_uid is not None and placement.container_id is None:
+            return True
+    if not is_loose(process, surroundings):
+        return False
+    mounts = process.namespaces.get("mnt")
+    return not any(c.mount_namespace == mounts for c in surroundings.containers.values())
+
+
+def sources_are_stale(process: Process, surroundings: Surroundings) -> bool:
+    """Whether the sources were asked before this process began: its job may be newer."""
+    if not surroundings.has_sources:
+        return surroundings.sources_at_ns == 0
+    started = process.started_at_ns
+    return started is None or surroundings.sources_at_ns <= started
+
+
+def container_state(
+    process: Process, surroundings: Surroundings
+) -> Literal["none", "known", "unknown"]:
+    """``none``, ``known`` or ``unknown``, as a DeviceOpen has it."""
+    placement = process.cgroup
+    named = placement is not None and (
+        placement.container_id is not None or placement.pod_uid is not None
+    )
+    if not named and not is_loose(process, surroundings):
+        return "none"
+    return "unknown" if unknown_containers(process, surroundings) else "known"
+
+
+def snapshot_of(
+    surroundings: Surroundings,
+    at_ns: int,
+    process: Process,
+    lineage: Sequence[Process],
+    *,
+    opens: Sequence[DeviceOpen],
+    tool_runs: Sequence[ToolRun] = (),
+) -> Snapshot:
+    """The small snapshot that a process's opens are judged on; it replays like any other."""
+    known = [process, *lineage]
+    pids = {one.pid for one in known}
+    if surroundings.init is not None and 1 not in pids:
+        known.append(surroundings.init)
+    state = container_state(process, surroundings)
+    return Snapshot(
+        taken_at_ns=at_ns,
+        node=surroundings.node,
+        sensors=surroundings.sensors,
+        sources=surroundings.sources,
+        gpus=surroundings.gpus,
+        processes=tuple(known),
+        device_nodes=surroundings.device_nodes,
+        containers=tuple(_containers(surroundings, known, process)),
+        workloads=surroundings.workloads,
+        opens=tuple(replace(one, container_state=state) for one in opens),
+        tool_runs=tuple(tool_runs),
+    )
+
+
+def _containers(
+    surroundings: Surroundings, known: Iterable[Process], process: Process
+) -> Iterator[Container]:
+    wanted: dict[str, str | None] = {}
+    for one in known:
+        if one.cgroup is not None:
+            for runtime, identity in containers_in(one.cgroup):
+                wanted.setdefault(identity, runtime)
+    for identity, runtime in wanted.items():
+        yield surroundings.containers.get(identity) or Container(
+            id=identity, runtime=runtime or "unknown"
+        )
+    mounts = process.namespaces.get("mnt")
+    if mounts is not None and is_loose(process, surroundings):
+        for container in surroundings.containers.values():
+            if container.mount_namespace == mounts and container.id not in wanted:
+                yield container
+
+
+def findings_of(snapshot: Snapshot, policy: Policy, policy_path: str | None) -> list[Finding]:
+    """What the rules over opens find in a small snapshot."""
+    return list(judge(snapshot, policy, policy_path, OPEN_RULES).findings)
+
+
+def device_names(nodes: Iterable[DeviceNode]) -> Mapping[tuple[int, int], set[str]]:
+    """(major, minor) → the paths that it has under /dev."""
+    names: dict[tuple[int, int], set[str]] = {}
+    for node in nodes:
+        names.setdefault((node.major, node.minor), set()).add(node.path)
+    return names

@@ -1,0 +1,298 @@
+"""Opens merged: one entry a (process, device, how), settled when its end is known."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuwarden.model import DeviceOpen, OpenState
+from gpuwarden.probes.events import (
+    HeldDescriptor,
+    OpenCount,
+    OpenEvent,
+    OpenReturn,
+    ProcessIdentity,
+)
+from gpuwarden.probes.states import Attempts, Twins
+from gpuwarden.sensors.device_nodes import Majors, kind_of
+from gpuwarden.watch.identity import ticks
+
+ENTRIES_LIMIT = 1 << 16
+FURTHEST: tuple[OpenState, ...] = ("denied", "unknown", "attempted", "opened")
+"""States by how far an open came, the furthest last; what is unknown may have come further."""
+
+Key = tuple[int, int, int, int, str, str]
+"""(pid, start time since boot in ns, major, minor, how, our own denial)."""
+HolderKey = tuple[int, int, int, int]
+
+
+class Entry(Struct):
+    """What one process did with one device in one way."""
+
+    event: OpenEvent
+    """The first of them, or the one that came furthest."""
+    first_ns: int
+    last_ns: int
+    count: int = 1
+    told: int = 0
+    """How many of them were told of in a finding or found to be nobody's business."""
+    waits: bool = False
+    """Its end is not known yet."""
+    opened_by: int | None = None
+    at_start: bool = False
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return self.event.process
+
+
+class OpenBook:
+    """Takes events in the order they come and says which entries are news.
+
+    News: an entry that is new, or that came further than before. A repetition only counts. What is
+    here is bounded; the entry that was quiet for longest makes room (``crowded_out`` counts them).
+    """
+
+    def __init__(self, *, return_values: bool = False) -> None:
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._by_process: dict[tuple[int, int], set[Key]] = {}
+        self._attempts = Attempts(return_values=return_values)
+        self._twins = Twins()
+        self._holders: set[HolderKey] | None = None
+        self.crowded_out = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def merged_twins(self) -> int:
+        """Second questions of the kernel about one open on overlayfs."""
+        return self._twins.merged
+
+    def entry(self, key: Key) -> Entry | None:
+        return self._entries.get(key)
+
+    def entries(self) -> Mapping[Key, Entry]:
+        return self._entries
+
+    # ---------------------------------------------------------------- events
+
+    def opened(self, event: OpenEvent) -> Iterator[Key]:
+        """One event of the probe; the keys that are news because of it."""
+        if self._twins.is_second(event):
+            return
+        process = event.process
+        key = (
+            process.pid,
+            process.start_time_ns,
+            event.major,
+            event.minor,
+            event.how,
+            event.denial,
+        )
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._add(key, event)
+            yield key
+        else:
+            self._count(entry, event)
+            self._entries.move_to_end(key)
+            if entry.event.process.exe_inode != process.exe_inode:
+                # It executed another program since: that is news of its own.
+                entry.event = replace(event, state=_further(entry.event.state, event.state))
+                yield key
+        if event.hits is not None:
+            entry.count = max(entry.count, event.hits)
+        if not entry.waits and entry.event.state != "opened" and event.state == "attempted":
+            entry.waits = event.how not in ("mknod", "access")
+            for given_up in self._attempts.add(event):
+                yield from self._settled(given_up)
+
+    @staticmethod
+    def _count(entry: Entry, event: OpenEvent) -> None:
+        entry.count += 1
+        entry.last_ns = event.at_ns
+
+    def returned(self, how: OpenReturn) -> Iterator[Key]:
+        """How an open ended."""
+        event = self._attempts.returned(how)
+        if event is not None:
+            yield from self._settled(event)
+
+    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> Iterator[Key]:
+        """Every descriptor on a watched device there is now: settles attempts, finds new holders.
+
+        The first call says who held one before watching began.
+        """
+        found = list(descriptors)
+        for event in self._attempts.held(found):
+            yield from self._settled(event)
+        now: set[HolderKey] = set()
+        at_start = self._holders is None
+        for one in found:
+            holder = (one.pid, one.start_time_ns, one.major, one.minor)
+            if holder in now:
+                continue
+            now.add(holder)
+            if not at_start and self._holders is not None and holder in self._holders:
+                continue
+            if not self._has_opened(holder):
+                key = self._hold(one, at_ns, at_start=at_start)
+                if key is not None:
+                    yield key
+        self._holders = now
+
+    def expired(self, since_boot_ns: int) -> Iterator[Key]:
+        """Attempts whose end did not show in time."""
+        for event in self._attempts.expired(since_boot_ns):
+            yield from self._settled(event)
+
+    def counted(self, counts: Iterable[OpenCount]) -> None:
+        """The kernel's own counts, which hold what the limiter did not tell of."""
+        for one in counts:
+            for denial in ("", "denied", "would deny"):
+                key = (one.pid, one.start_time_ns, one.major, one.minor, one.how, denial)
+                entry = self._entries.get(key)
+                if entry is not None:
+                    entry.count = max(entry.count, one.hits)
+                    break
+
+    def forget(self, pid: int, start_time_ns: int) -> list[Key]:
+        """The keys of a process that has ended; they are not remembered any longer."""
+        keys = self._by_process.pop((pid, start_time_ns), set())
+        for key in keys:
+            self._entries.pop(key, None)
+        return sorted(keys)
+
+    def keys_of(self, pid: int, start_time_ns: int) -> set[Key]:
+        return set(self._by_process.get((pid, start_time_ns), ()))
+
+    # ---------------------------------------------------------------- entries
+
+    def _add(self, key: Key, event: OpenEvent) -> Entry:
+        entry = Entry(event=event, first_ns=event.at_ns, last_ns=event.at_ns)
+        self._entries[key] = entry
+        self._by_process.setdefault(key[:2], set()).add(key)
+        if len(self._entries) > ENTRIES_LIMIT:
+            old, _ = self._entries.popitem(last=False)
+            self.crowded_out += 1
+            mine = self._by_process.get(old[:2])
+            if mine is not None:
+                mine.discard(old)
+                if not mine:
+                    del self._by_process[old[:2]]
+        return entry
+
+    def _settled(self, event: OpenEvent) -> Iterator[Key]:
+        process = event.process
+        key = (
+            process.pid,
+            process.start_time_ns,
+            event.major,
+            event.minor,
+            event.how,
+            event.denial,
+        )
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        entry.waits = False
+        state = _further(entry.event.state, event.state)
+        changed = state != entry.event.state or (
+            event.error is not None and entry.event.error is None
+        )
+        if event.state == "unknown" and entry.event.state == "attempted":
+            state, changed = "unknown", True
+        if changed:
+            entry.event = replace(event, state=state)
+            yield key
+
+    def _has_opened(self, holder: HolderKey) -> bool:
+        pid, start_ns, major, minor = holder
+        return any(
+            key[2:4] == (major, minor) and key[4] != "mknod"
+            for key in self._by_process.get((pid, start_ns), ())
+        )
+
+    def _hold(self, one: HeldDescriptor, at_ns: int, *, at_start: bool) -> Key | None:
+        key = (one.pid, one.start_time_ns, one.major, one.minor, "held", "")
+        if key in self._entries:
+            return None
+        event = OpenEvent(
+            at_ns=at_ns,
+            since_boot_ns=0,
+            source="cgroup/dev",
+            major=one.major,
+            minor=one.minor,
+            how="held",
+            state="opened",
+            process=ProcessIdentity(
+                pid=one.pid,
+                start_time_ns=one.start_time_ns,
+                uid=one.uid,
+                comm=one.comm,
+                unread={
+                    "exe": "known from its descriptor alone",
+                    "argv": "known from its descriptor alone",
+                },
+            ),
+            open_flags=one.open_flags,
+        )
+        entry = self._add(key, event)
+        entry.at_start = at_start
+        return key
+
+    def holding(self) -> set[tuple[int, int]]:
+        """(pid, start time since boot in ns) of every process that holds a device now."""
+        return {holder[:2] for holder in self._holders or ()}
+
+    def openers(self, major: int, minor: int) -> set[int]:
+        """pids that opened this device since watching began, or held it then."""
+        return {
+            key[0]
+            for key, entry in self._entries.items()
+            if key[2:4] == (major, minor)
+            and entry.event.state != "denied"
+            and (key[4] in ("open", "other") or (key[4] == "held" and entry.at_start))
+        }
+
+
+def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]) -> DeviceOpen:
+    """An entry as the rules see it; ``names``: the paths that each number has under /dev."""
+    event = entry.event
+    known = names.get((event.major, event.minor))
+    renamed: bool | None = None
+    if event.path is not None and event.path.startswith("/") and known:
+        renamed = event.path not in known
+    return DeviceOpen(
+        pid=event.process.pid,
+        start_time_ticks=ticks(event.process.start_time_ns),
+        major=event.major,
+        minor=event.minor,
+        kind=kind_of(event.major, event.minor, majors) or "other",
+        how=event.how,
+        state=event.state,
+        first_ns=entry.first_ns,
+        last_ns=entry.last_ns,
+        count=entry.count,
+        source=event.source,
+        path=event.path,
+        path_is_claimed=event.path_is_claimed,
+        renamed=renamed,
+        reads=event.reads,
+        writes=event.writes,
+        open_flags=event.open_flags,
+        io_uring=event.io_uring,
+        error=event.error,
+        denial=event.denial,
+        opened_by=entry.opened_by,
+        at_start=entry.at_start,
+        unread=dict(event.unread),
+    )
+
+
+def _further(one: OpenState, other: OpenState) -> OpenState:
+    return max(one, other, key=FURTHEST.index)
