@@ -39,8 +39,9 @@ class _Installed(NamedTuple):
 
 def library_of(path: str) -> str | None:
     """Which of DRIVER_LIBRARIES a file is by its name, ``libcuda`` for libcuda.so.550.54."""
-    name, dot, _ = path.removeprefix(MEMORY).rsplit("/", 1)[-1].partition(".so")
-    return name if dot and name in DRIVER_LIBRARIES else None
+    name, dot, version = path.removeprefix(MEMORY).rsplit("/", 1)[-1].partition(".so")
+    is_whole = bool(dot) and (not version or version.startswith("."))
+    return name if is_whole and name in DRIVER_LIBRARIES else None
 
 
 def driver_library_unexpected(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
