@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from gpuwarden.finding import Advisory
 from gpuwarden.rules import advisories as text
-from gpuwarden.rules import driver_libraries, node_rules, row_rules
+from gpuwarden.rules import driver_libraries, node_rules, open_rules, row_rules
+from gpuwarden.rules import open_advisories as open_text
 from gpuwarden.rules.row_rules import HitFunction
 
 
@@ -42,7 +43,14 @@ RULES: tuple[Rule, ...] = (
     Rule(text.EXCEPTION_EXPIRED, node_rules.exception_expired),
 )
 
-OPEN_RULES: tuple[Rule, ...] = ()
+OPEN_RULES: tuple[Rule, ...] = (
+    Rule(open_text.CONTAINER_OPENS_ACCELERATOR, open_rules.container_opens_accelerator),
+    Rule(open_text.GPU_TOOL_IN_CONTAINER, open_rules.gpu_tool_in_container),
+    Rule(open_text.ACCELERATOR_OPENED_OUTSIDE_JOBS, open_rules.accelerator_opened_outside_jobs),
+    Rule(open_text.ACCELERATOR_NODE_MADE, open_rules.accelerator_node_made),
+    Rule(open_text.ACCELERATOR_OPENED_BY_OTHER_NAME, open_rules.accelerator_opened_by_other_name),
+    Rule(open_text.HOLDER_WITHOUT_OPEN, open_rules.holder_without_open),
+)
 """Over device opens as they happen; only `watch` sees them."""
 
 TIME_RULES: tuple[Rule, ...] = ()
