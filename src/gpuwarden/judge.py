@@ -24,7 +24,7 @@ from gpuwarden.finding import (
 )
 from gpuwarden.model import Process, Snapshot
 from gpuwarden.node import Node
-from gpuwarden.policy import Policy, PolicyException
+from gpuwarden.policy import NARROWING_CONDITIONS, Match, Policy
 from gpuwarden.rules.gpu_memory import judge_gpus
 from gpuwarden.rules.hit import Hit
 from gpuwarden.rules.membership import references_of, slurm_claim
@@ -36,6 +36,14 @@ from gpuwarden.verdicts import decide
 
 OWN_VERDICTS = frozenset({"cryptominer", "suspicious", "rogue-container", "system"})
 """Verdicts that a holder keeps although it inherited its descriptors from a listed process."""
+KNOWN_WORKLOAD_RULES = frozenset(
+    {
+        "container_opens_accelerator",
+        "gpu_tool_in_container",
+        "gpu_container_without_allocation",
+    }
+)
+"""Rules that the policy's ``user_known_gpu_workloads`` excuses from."""
 
 
 def _user(process: Process | None) -> str | None:
@@ -221,11 +229,39 @@ def _line_of(name: str) -> str | None:
     return path if line.isascii() and line.isdigit() else None
 
 
-def _silence(
-    node: Node, policy: Policy, finding: Finding, today: datetime.date
-) -> PolicyException | None:
-    """The exception that covers a finding: same rule, not expired, everything it names fits."""
+def _fits(node: Node, match: Match, process: Process) -> bool:
+    """Whether a match holds for a process, by what cannot be forged."""
+    claim = slurm_claim(node, process)
+    job = claim.workload if claim is not None and claim.proof == "proven" else None
+    result = fit(node, match, process, job)
+    return result.fits and result.proof == "proven"
+
+
+def _is_known(node: Node, match: Match, process: Process) -> bool:
+    """Whether a known GPU workload's match holds: its container proven, the rest fitting.
+
+    What binary runs in a container and as whom is its root's word. It may narrow what the proven
+    container excuses already.
+    """
+    container = replace(match, **dict.fromkeys(NARROWING_CONDITIONS))
+    return _fits(node, container, process) and fit(node, match, process, None).fits
+
+
+def _why_silent(what: str, reason: str, expires: datetime.date | None) -> str:
+    until = f" (until {expires})" if expires else ""
+    return f"{what} of the policy: {reason}{until}"
+
+
+def _silence(node: Node, policy: Policy, finding: Finding, today: datetime.date) -> str | None:
+    """What of the policy covers a finding, with its reason: not expired, everything it names fits.
+
+    An exception of the same rule, or a known GPU workload for the rules that ask for an allocation.
+    """
     process = node.processes.get(finding.subject.pid or -1)
+    began = finding.subject.start_time_ticks
+    if process is not None and began not in (None, process.start_time_ticks):
+        # The process is gone; another has its number.
+        process = None
     for exception in policy.exceptions:
         if exception.rule != finding.rule:
             continue
@@ -244,15 +280,17 @@ def _silence(
             covered = node.resolve(references_of([exception.gpu])) or frozenset()
             if not finding.subject.gpu_ids or not covered.issuperset(finding.subject.gpu_ids):
                 continue
-        if not exception.match.is_empty:
-            if process is None:
+        if not exception.match.is_empty and (
+            process is None or not _fits(node, exception.match, process)
+        ):
+            continue
+        return _why_silent("exception", exception.reason, exception.expires)
+    if finding.rule in KNOWN_WORKLOAD_RULES and process is not None:
+        for known in policy.user_known_gpu_workloads:
+            if known.expires is not None and known.expires < today:
                 continue
-            claim = slurm_claim(node, process)
-            job = claim.workload if claim is not None and claim.proof == "proven" else None
-            result = fit(node, exception.match, process, job)
-            if not result.fits or result.proof != "proven":
-                continue
-        return exception
+            if _is_known(node, known.match, process):
+                return _why_silent("known GPU workload", known.reason, known.expires)
     return None
 
 
@@ -296,12 +334,10 @@ def judge(
     for run, found in _judge_rules(node, policy, rows, rules):
         runs.append(run)
         for finding in found:
-            exception = _silence(node, policy, finding, today)
-            if exception is None:
+            why = _silence(node, policy, finding, today)
+            if why is None:
                 findings.append(finding)
                 continue
-            until = f" (until {exception.expires})" if exception.expires else ""
-            why = f"exception of the policy: {exception.reason}{until}"
             if finding.verdict is not None:
                 for gpu_id in finding.subject.gpu_ids or ("",):
                     silenced[(finding.subject.pid, gpu_id, finding.verdict)] = why

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Activity = Literal["hash-cracking", "volunteer-computing", "plotting"]
 Words = str | list[str]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+CONTAINER_CONDITIONS = ("pod_namespace", "pod_name", "pod_labels", "image", "image_digest")
+"""Conditions that a container's runtime confirms."""
+NARROWING_CONDITIONS = ("user", "binary")
+"""Inside a container both are what its root says: they narrow a match, they prove none."""
 
 
 class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -69,7 +73,8 @@ class PolicyException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 class KnownGpuWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A container workload that may use accelerators although nobody allocated it one.
 
-    Named after the macro of Falco's catalogue that it replaces.
+    Named after the macro of Falco's catalogue that it replaces. ``match`` names a container; a
+    ``binary`` and a ``user`` narrow it.
     """
 
     match: Match
@@ -78,7 +83,7 @@ class KnownGpuWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class EnforceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Containers that `watch --enforce` denies every accelerator; ``match`` names containers."""
+    """Containers that `watch --enforce` denies every accelerator; ``match`` names them alone."""
 
     match: Match
     reason: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,12 +12,17 @@ import yaml
 from gpuwarden.errors import UsageError
 from gpuwarden.pattern import pattern
 from gpuwarden.policy import (
+    CONTAINER_CONDITIONS,
+    NARROWING_CONDITIONS,
+    EnforceRule,
+    KnownGpuWorkload,
     Match,
     Policy,
     PolicyException,
     PolicyWorkload,
     Thresholds,
     parse_peer,
+    set_conditions,
 )
 
 POLICY_LIMIT_BYTES = 1 << 20
@@ -98,8 +104,13 @@ def _fields_of(path: str) -> str:
         (r"\$", Policy),
         (r"\$\.workloads\[[^\]]*\]", PolicyWorkload),
         (r"\$\.exceptions\[[^\]]*\]", PolicyException),
+        (r"\$\.user_known_gpu_workloads\[[^\]]*\]", KnownGpuWorkload),
+        (r"\$\.enforce\[[^\]]*\]", EnforceRule),
         (r"\$\.thresholds", Thresholds),
-        (r"\$\.(?:workloads|exceptions)\[[^\]]*\]\.match", Match),
+        (
+            r"\$\.(?:workloads|exceptions|user_known_gpu_workloads|enforce)\[[^\]]*\]\.match",
+            Match,
+        ),
     )
     for shape, kind in kinds:
         if re.fullmatch(shape, path):
@@ -128,10 +139,41 @@ def _explain(error: msgspec.ValidationError, file: str, places: dict[str, Place]
     return UsageError(f"{file}:{line}:{column}: {message} (at {path.removeprefix('$.') or 'top'})")
 
 
+def _check_containers(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Mistakes of the keys that name containers, as path and message."""
+    container = ", ".join(CONTAINER_CONDITIONS)
+    kinds: tuple[tuple[str, Sequence[KnownGpuWorkload | EnforceRule], tuple[str, ...]], ...] = (
+        ("user_known_gpu_workloads", policy.user_known_gpu_workloads, NARROWING_CONDITIONS),
+        ("enforce", policy.enforce, ()),
+    )
+    for key, entries, narrowing in kinds:
+        for i, entry in enumerate(entries):
+            path = f"$.{key}[{i}]"
+            names = [name for name, _ in set_conditions(entry.match)]
+            if not entry.reason.strip():
+                yield f"{path}.reason", "expected a reason that is not empty"
+            for name in names:
+                if name not in (*CONTAINER_CONDITIONS, *narrowing):
+                    allowed = ", ".join((*CONTAINER_CONDITIONS, *narrowing))
+                    yield (
+                        f"{path}.match.{name}#key",
+                        f"'{name}' says nothing of a container; expected one of: {allowed}",
+                    )
+            if not any(name in CONTAINER_CONDITIONS for name in names):
+                yield (
+                    f"{path}.match",
+                    f"expected at least one condition of a container: {container}",
+                )
+    for i, sink in enumerate(policy.sinks):
+        if not sink.strip():
+            yield f"$.sinks[{i}]", "expected a sink, such as syslog: or webhook:URL"
+
+
 def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset[str]) -> None:
     def fail(path: str, message: str) -> UsageError:
         line, column = _place_of(places, path)
-        return UsageError(f"{file}:{line}:{column}: {message} (at {path.removeprefix('$.')})")
+        shown = path.removeprefix("$.").removesuffix("#key")
+        return UsageError(f"{file}:{line}:{column}: {message} (at {shown})")
 
     names: set[str] = set()
     for i, workload in enumerate(policy.workloads):
@@ -168,6 +210,8 @@ def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset
             raise fail(
                 path, "expected a narrow match, a path or a gpu: this would silence the rule"
             )
+    for path, message in _check_containers(policy):
+        raise fail(path, message)
 
 
 def parse_policy(data: bytes, file: str, rules: frozenset[str] = frozenset()) -> Policy:

@@ -200,12 +200,15 @@ def device_node_renamed(node: Node, policy: Policy, rows: Sequence[Row]) -> Iter
 
 
 def exception_expired(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
-    """Exceptions whose date has passed at the time of the snapshot."""
+    """Exceptions and known GPU workloads whose date has passed at the time of the snapshot."""
     today = datetime.datetime.fromtimestamp(node.snapshot.taken_at_ns / 1e9, tz=datetime.UTC).date()
-    for exception in policy.exceptions:
-        if exception.expires is not None and exception.expires < today:
-            text = f"rule {exception.rule}, expired {exception.expires}: {exception.reason}"
+    dated = [(f"rule {e.rule}", e.rule, e.reason, e.expires) for e in policy.exceptions]
+    known = "user_known_gpu_workloads"
+    dated += [(known, known, w.reason, w.expires) for w in policy.user_known_gpu_workloads]
+    for what, name, reason, expires in dated:
+        if expires is not None and expires < today:
+            text = f"{what}, expired {expires}: {reason}"
             yield Hit(
-                Subject(kind="source", name=f"{exception.rule}: {exception.reason}"),
+                Subject(kind="source", name=f"{name}: {reason}"),
                 (Evidence(source="policy", text=text),),
             )
