@@ -114,6 +114,30 @@ def read(host: Host, seen: Seen) -> Iterator[Container | Gap]:
     yield from _without_an_id(host, seen, search)
 
 
+def look_up(
+    host: Host,
+    identity: str,
+    runtime: str | None,
+    pod_uid: str | None = None,
+    *,
+    user_uid: int | None = None,
+) -> Container | Gap:
+    """One container, asked for by the id that a control group names; a Gap when nobody knows it.
+
+    A runtime may come to know it a moment after its group was made. ``user_uid``: whose user slice
+    the group is in. Takes up to ``DEADLINE_SECONDS`` for each socket that does not answer.
+    """
+    wanted = _Wanted(identity, runtime, pod_uid, None, user_uid)
+    search = _Search(host, {identity: wanted})
+    _ask_sockets(search)
+    _look_on_disk(search)
+    container = search.found.get(identity)
+    if container is not None:
+        return _completed(host, container, None)
+    what, reason, remedy = _why(search, wanted)
+    return Gap(sensor=SENSOR, what=what, reason=reason, remedy=remedy)
+
+
 def _wanted(seen: Seen) -> dict[str, _Wanted]:
     wanted: dict[str, _Wanted] = {}
     placed = {id(process.cgroup): process.cgroup for process in seen.processes.values()}
