@@ -13,29 +13,18 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from msgspec import Struct, field
-
-from gpuwarden.errors import Denied, GpuwardenError, Malformed, TimedOut, Unavailable
+from gpuwarden.errors import GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
-from gpuwarden.model import (
-    AccountedProcess,
-    Gap,
-    Gpu,
-    GpuClient,
-    LibraryCheck,
-)
-from gpuwarden.sensors.nvml import errors
+from gpuwarden.model import AccountedProcess, Gap, Gpu, GpuClient, LibraryCheck
+from gpuwarden.sensors.nvml.answer import Answer, failure, gather, limits, without_library
 from gpuwarden.sensors.nvml.child import Child, start_child
 from gpuwarden.sensors.nvml.kernel import (
-    DriverGpu,
     driver_gpus,
     driver_is_loaded,
     has_mig_instances,
-    identify,
     is_this_machine,
-    may_administrate,
 )
-from gpuwarden.sensors.nvml.library import LIBRARY_NAME, Candidate, candidates
+from gpuwarden.sensors.nvml.library import Candidate, candidates
 from gpuwarden.sensors.nvml.message import LINE_LIMIT_BYTES, Message, encode, parse_message
 from gpuwarden.sensors.seen import Seen
 
@@ -47,27 +36,6 @@ ANSWER_LIMIT_BYTES = 64 << 20
 LEAST_WAIT_SECONDS = 0.5
 """Given to a child even when the deadline went by while nobody was reading."""
 REAP_SECONDS = 0.5
-
-
-class _Answer(Struct):
-    """All that one child said, and how it ended."""
-
-    messages: list[Message] = field(default_factory=list)
-    complete: bool = False
-    timed_out: bool = False
-    left_behind: bool = False
-    wait_status: int | None = None
-    damage: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return not self.complete or any(
-            m.failed_code is not None or m.failed_load is not None for m in self.messages
-        )
-
-    @property
-    def privileges_would_help(self) -> bool:
-        return any(m.privileges_would_help for m in self.messages)
 
 
 class NvmlQuery:
@@ -115,7 +83,7 @@ class NvmlQuery:
     def close(self) -> None:
         """Ends the child if it still runs."""
         if self._child is not None:
-            self._end(_Answer())
+            self._end(Answer())
 
     # ---------------------------------------------------------------- the child
 
@@ -130,8 +98,8 @@ class NvmlQuery:
             cpu_seconds=self._deadline_seconds,
         )
 
-    def _collect(self) -> _Answer:
-        answer = _Answer()
+    def _collect(self) -> Answer:
+        answer = Answer()
         if self._child is None:
             return answer
         give_up_at = max(self._give_up_at, time.monotonic() + LEAST_WAIT_SECONDS)
@@ -164,7 +132,7 @@ class NvmlQuery:
             answer.complete = True
         return answer
 
-    def _end(self, answer: _Answer) -> None:
+    def _end(self, answer: Answer) -> None:
         child, self._child = self._child, None
         if child is None:
             return
@@ -195,83 +163,23 @@ class NvmlQuery:
 
     # ---------------------------------------------------------------- its answer
 
-    def _facts(self, answer: _Answer) -> Iterator[Fact]:
-        gpus: list[Gpu] = []
-        rest: list[Fact] = []
-        count = 0
-        for message in answer.messages:
-            self.driver_version = message.driver_version or self.driver_version
-            self.cuda_version = message.cuda_version or self.cuda_version
-            count = max(count, message.gpu_count or 0)
-            gpus += message.gpus
-            rest += [*message.clients, *message.accounted, *message.gaps]
-        if answer.complete and count > len([g for g in gpus if g.parent_id is None]):
-            rest.append(
-                Gap(sensor=NAME, what="more GPUs", reason=f"the driver counts {count}, too many")
-            )
-        gpus, missing = identify(gpus, driver_gpus(self._host))
-        yield from gpus
-        yield from rest
-        if answer.complete and not answer.failed:
-            yield from _unlisted(missing)
-        yield from self._limits(gpus)
-        self._raise(answer, count, gpus)
-
-    def _limits(self, gpus: list[Gpu]) -> Iterator[Gap]:
-        privileged = not self._unprivileged and may_administrate()
-        if not privileged and any(gpu.mig_enabled for gpu in gpus):
-            yield Gap(
-                sensor=NAME,
-                what="processes on MIG devices",
-                reason="the driver lists other users' MIG processes to administrators only, so "
-                "an empty list does not say that they are idle",
-                remedy="run as root (with CAP_SYS_ADMIN in a container)",
-            )
-        if self._chosen is not None and self._chosen.from_other_root:
-            yield Gap(
-                sensor=NAME,
-                what="our own NVML library",
-                reason=f"there is none in this container; {self._chosen.check.resolved} of the "
-                "mounted host was opened",
-                remedy="let the container runtime inject the driver's utility libraries",
-            )
-
-    def _raise(self, answer: _Answer, count: int, gpus: list[Gpu]) -> None:
-        if answer.timed_out:
-            told = len({gpu.index for gpu in gpus if gpu.parent_id is None})
-            place = f"at GPU {told} of {count}" if count else "while it was starting"
-            left = (
-                "; its process cannot be killed and was left behind" if answer.left_behind else ""
-            )
-            raise TimedOut(
-                f"the NVIDIA driver hung {place} for {self._deadline_seconds:g} s{left}",
-                remedy="look for Xid lines in the kernel log; `nvidia-smi` will hang as well; "
-                "drain the node and reset the GPU or reboot",
-            )
-        if answer.damage:
-            raise Malformed(answer.damage, remedy="do not trust this driver library; check it")
-        for message in answer.messages:
-            if message.failed_load is not None:
-                raise Denied(
-                    f"the driver library cannot be used: {message.failed_load}",
-                    remedy="see whether it belongs to this machine's architecture and driver",
-                )
-            if message.failed_code is not None:
-                raise self._refusal(message.failed_code)
-        if not answer.complete:
-            status = answer.wait_status
-            signalled = status is not None and os.WIFSIGNALED(status)
-            how = f"signal {os.WTERMSIG(status)}" if status and signalled else "an early exit"
-            raise Malformed(
-                f"the driver library ended the process that asked it ({how})",
-                remedy="check the library against the driver package; it may be damaged or false",
-            )
-
-    def _refusal(self, code: int) -> GpuwardenError:
-        text = f"NVML: {errors.meaning(code)}"
-        if code == errors.DRIVER_NOT_LOADED and not driver_is_loaded(self._host):
-            return Unavailable(text, remedy=errors.remedy(code))
-        return Denied(text, remedy=errors.remedy(code))
+    def _facts(self, answer: Answer) -> Iterator[Fact]:
+        told = gather(answer, driver_gpus(self._host))
+        self.driver_version = told.driver_version
+        self.cuda_version = told.cuda_version
+        yield from told.gpus
+        yield from told.clients
+        yield from told.accounted
+        yield from told.gaps
+        yield from limits(told.gpus, self._chosen, unprivileged=self._unprivileged)
+        error = failure(
+            answer,
+            told,
+            deadline_seconds=self._deadline_seconds,
+            is_loaded=lambda: driver_is_loaded(self._host),
+        )
+        if error is not None:
+            raise error
 
 
 def start(host: Host, *, library: str | None = None, deadline_seconds: float = 5.0) -> NvmlQuery:
@@ -289,26 +197,10 @@ def start(host: Host, *, library: str | None = None, deadline_seconds: float = 5
         if query._chosen is not None:
             query._start(unprivileged=os.geteuid() == 0 and not has_mig_instances(host))
         else:
-            raise _without_library(host, query._found)
+            raise without_library(query._found, is_loaded=driver_is_loaded(host))
     except GpuwardenError as error:
         query._failure = error
     return query
-
-
-def _without_library(host: Host, found: list[Candidate]) -> GpuwardenError:
-    if found:
-        reasons = "; ".join(candidate.check.reason for candidate in found)
-        return Denied(
-            f"the NVML library was not opened, since it is not root's alone: {reasons}",
-            remedy="compare it with the driver package's file; correct its owner and mode, or "
-            "name the right one with --nvml-library",
-        )
-    if driver_is_loaded(host):
-        return Denied(
-            f"the NVIDIA driver is loaded but {LIBRARY_NAME} was not found",
-            remedy="install the driver's utility libraries, or name it with --nvml-library",
-        )
-    return Unavailable("no NVIDIA driver here: no driver library and no kernel module")
 
 
 def _ask(path: str, send: Callable[[bytes], None]) -> None:
@@ -319,14 +211,3 @@ def _ask(path: str, send: Callable[[bytes], None]) -> None:
     except Exception as error:  # noqa: BLE001 - whatever a strange library brings about
         text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
         send(encode(Message(failed_load=text[:300])))
-
-
-def _unlisted(missing: list[DriverGpu]) -> Iterator[Gap]:
-    for gpu in missing:
-        yield Gap(
-            sensor=NAME,
-            what=f"GPU at {gpu.pci_address}",
-            reason="the kernel module has it, and the driver library does not list it: not passed "
-            "to this container, excluded, failed, or hidden by the library",
-            remedy="run on the host and compare with /proc/driver/nvidia/gpus",
-        )

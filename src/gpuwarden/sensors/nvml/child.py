@@ -2,6 +2,9 @@
 
 It is forked and not executed, so it starts at once; it is forked before a scan has read anything.
 It leaves its rights before the library is opened, since opening it already runs its code.
+
+A scan's child answers once and leaves; a lasting one is asked again and again over a socket. Each
+ends with the thread that started it, so a lasting one must be started by one that stays.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import os
 import resource
 import signal
+import socket
 import struct
 from collections.abc import Callable
 from typing import NoReturn
@@ -39,7 +44,7 @@ CPU_MARGIN_SECONDS = 2
 
 
 class Child(Struct, frozen=True):
-    """A running child: its pid, and the end of the pipe that its answer comes from."""
+    """A running child: its pid, and the end of the pipe or socket that its answer comes from."""
 
     pid: int
     pipe: int
@@ -61,26 +66,55 @@ def start_child(
         reader, writer = os.pipe2(os.O_CLOEXEC)
     except OSError as error:
         raise Unavailable(f"no pipe for the NVML child: {error.strerror}") from error
+
+    def answer(descriptor: int) -> None:
+        job(lambda data: send_all(descriptor, data))
+
+    return _fork(answer, reader, writer, unprivileged=unprivileged, cpu_seconds=cpu_seconds)
+
+
+def start_lasting_child(job: Callable[[int], None], *, unprivileged: bool) -> Child:
+    """Forks a child like ``start_child``'s that runs ``job`` with its end of a stream socket.
+
+    Its CPU time has no limit: whoever asks it must end it when it does not answer. Our end of the
+    socket does not block. Errors: Unavailable when no process can be made.
+    """
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise Unavailable(f"no socket for the NVML child: {error.strerror}") from error
+    ours.setblocking(False)
+    return _fork(job, ours.detach(), theirs.detach(), unprivileged=unprivileged, cpu_seconds=None)
+
+
+def _fork(
+    job: Callable[[int], None],
+    ours: int,
+    theirs: int,
+    *,
+    unprivileged: bool,
+    cpu_seconds: float | None,
+) -> Child:
     parent = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
-        os.close(reader)
-        os.close(writer)
+        os.close(ours)
+        os.close(theirs)
         raise Unavailable(f"no process for the NVML child: {error.strerror}") from error
     if pid == 0:
-        _run(job, writer, parent, unprivileged=unprivileged, cpu_seconds=cpu_seconds)
-    os.close(writer)
-    return Child(pid, reader)
+        _run(job, theirs, parent, unprivileged=unprivileged, cpu_seconds=cpu_seconds)
+    os.close(theirs)
+    return Child(pid, ours)
 
 
 def _run(
-    job: Callable[[Callable[[bytes], None]], None],
-    writer: int,
+    job: Callable[[int], None],
+    kept: int,
     parent: int,
     *,
     unprivileged: bool,
-    cpu_seconds: float,
+    cpu_seconds: float | None,
 ) -> NoReturn:
     # Nothing may leave this function but _exit: no handler, finaliser or buffer of the parent.
     code = 1
@@ -88,20 +122,32 @@ def _run(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        # Read now, with our rights: its file may be out of nobody's reach later.
+        # Read now, with our rights: their files may be out of nobody's reach later.
         from gpuwarden.sensors.nvml import device  # noqa: F401
 
-        writer = _only_descriptor(writer)
+        if cpu_seconds is None:
+            from gpuwarden.sensors.nvml import rounds  # noqa: F401
+
+            # A finaliser of the parent's would close a descriptor that is the library's here.
+            gc.freeze()
+            _unblock_signals()
+        kept = _only_descriptor(kept)
         _limit(cpu_seconds)
         _drop(unprivileged=unprivileged)
         _libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:
-            job(lambda data: _send(writer, data))
+            job(kept)
             code = 0
     except BaseException:  # noqa: BLE001, S110
         pass
     finally:
         os._exit(code)
+
+
+def _unblock_signals() -> None:
+    """A daemon may block signals and wake up for those it handles; its child does neither."""
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _only_descriptor(writer: int) -> int:
@@ -117,15 +163,16 @@ def _only_descriptor(writer: int) -> int:
     return kept
 
 
-def _limit(cpu_seconds: float) -> None:
-    seconds = max(1, int(cpu_seconds)) + CPU_MARGIN_SECONDS
-    for what, amount in (
+def _limit(cpu_seconds: float | None) -> None:
+    limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, PROCESSES_LIMIT),
         (resource.RLIMIT_NOFILE, OPEN_FILES_LIMIT),
-        (resource.RLIMIT_CPU, seconds),
-    ):
+    ]
+    if cpu_seconds is not None:
+        limits.append((resource.RLIMIT_CPU, max(1, int(cpu_seconds)) + CPU_MARGIN_SECONDS))
+    for what, amount in limits:
         hard = resource.getrlimit(what)[1]
         amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)  # noqa: PLW2901
         resource.setrlimit(what, (amount, amount))
@@ -156,7 +203,8 @@ def _drop(*, unprivileged: bool) -> None:
         raise PermissionError("capset")
 
 
-def _send(writer: int, data: bytes) -> None:
+def send_all(writer: int, data: bytes) -> None:
+    """Writes all of it, however long that takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(writer, view) :]

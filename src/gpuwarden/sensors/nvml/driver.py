@@ -149,11 +149,11 @@ class Driver:
             size = min(PROCESS_LIMIT, max(count.value + 16, size * 2))
         return lists.ProcessList(()), code
 
-    def samples(self, handle: c_void_p) -> tuple[bytes, int, int]:
-        """The utilisation samples that the driver kept: bytes, how many, code."""
+    def samples(self, handle: c_void_p, since_us: int = 0) -> tuple[bytes, int, int]:
+        """The utilisation samples that the driver kept since a time: bytes, how many, code."""
         name = "nvmlDeviceGetProcessUtilization"
         count = c_uint(0)
-        since = c_ulonglong(0)
+        since = c_ulonglong(since_us)
         code = self.call(name, handle, None, byref(count), since)
         for _ in range(SIZE_RETRIES):
             if code != errors.INSUFFICIENT_SIZE or not 0 < count.value <= SAMPLE_LIMIT:

@@ -15,6 +15,8 @@ BLOCKED = 17
 VERSION_MISMATCH = 18
 UNKNOWN = 999
 
+FAULT_CODES = (GPU_IS_LOST, RESET_REQUIRED, UNKNOWN)
+"""A GPU that answers so is in trouble."""
 PERMISSION_CODES = (NO_PERMISSION, BLOCKED)
 MAYBE_PERMISSION_CODES = (NO_PERMISSION, DRIVER_NOT_LOADED, BLOCKED, UNKNOWN)
 """Codes with which nvmlInit answers a caller who may not open the device nodes."""

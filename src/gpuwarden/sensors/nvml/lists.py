@@ -8,7 +8,7 @@ first R535 drivers changed without saying so.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from msgspec import Struct
 
@@ -33,6 +33,7 @@ INSTANCE_LIMIT = 1024
 MEMORY_NOT_AVAILABLE = (1 << 64) - 1
 MEMORY_LIMIT_BYTES = 1 << 50
 
+PID_BITS = PID_LIMIT.bit_length()
 SAMPLE_AGE_LIMIT_NS = 120 * 10**9
 SAMPLE_AHEAD_LIMIT_NS = 5 * 10**9
 
@@ -94,22 +95,35 @@ def _entry(fields: tuple[int, ...]) -> Entry | None:
     )
 
 
+def sample_key(pid: int, at_us: int) -> int:
+    """One number for one sample; a later sample's is larger."""
+    return at_us << PID_BITS | pid
+
+
 def parse_samples(
-    buffer: bytes, count: int, pids: Collection[int], now_ns: int
+    buffer: bytes,
+    count: int,
+    pids: Collection[int],
+    now_ns: int,
+    *,
+    since_us: int = -1,
+    given: Set[int] = frozenset(),
+    age_limit_ns: int = SAMPLE_AGE_LIMIT_NS,
 ) -> tuple[dict[int, tuple[UtilisationSample, ...]], set[int]]:
     """Each listed pid's believable samples, oldest first, and the pids that only had garbage.
 
     Kept are samples of a listed pid, at most 100 %, not older than two minutes and not from the
-    future; drivers have been seen to hand out others. Never raises.
+    future; drivers have been seen to hand out others. One up to ``since_us``, or with its key in
+    ``given``, was kept before. Never raises.
     """
     kept: dict[int, dict[int, UtilisationSample]] = {}
     garbage: set[int] = set()
     count = max(0, min(count, len(buffer) // SAMPLE.size))
     for pid, at_us, sm, memory, _, _ in SAMPLE.iter_unpack(buffer[: count * SAMPLE.size]):
-        if pid not in pids:
+        if pid not in pids or at_us <= since_us or at_us << PID_BITS | pid in given:
             continue
         age_ns = now_ns - at_us * 1000
-        fresh = -SAMPLE_AHEAD_LIMIT_NS <= age_ns <= SAMPLE_AGE_LIMIT_NS
+        fresh = -SAMPLE_AHEAD_LIMIT_NS <= age_ns <= age_limit_ns
         if fresh and sm <= 100 and memory <= 100:
             kept.setdefault(pid, {})[at_us] = UtilisationSample(
                 at_ns=at_us * 1000, sm_percent=sm, memory_percent=memory

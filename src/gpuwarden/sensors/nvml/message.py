@@ -1,10 +1,13 @@
-"""The lines that pass from the child to its parent: JSON, bounded, and not believed.
+"""What passes from the child to its parent: bounded, and not believed.
 
-The child holds a library that may be hostile, so the parent takes each line for a claim of the
-right shape or refuses it.
+A scan's child writes lines of JSON; a lasting one writes frames of MessagePack, each after its
+length in four bytes, which costs less every second. The child holds a library that may be hostile,
+so the parent takes each for a claim of the right shape or refuses it.
 """
 
 from __future__ import annotations
+
+import struct
 
 import msgspec
 
@@ -22,7 +25,7 @@ LINE_LIMIT_BYTES = 16 << 20
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line from the child: the greeting, one GPU's answer, or the end."""
+    """One line or frame from the child: the greeting, one GPU's answer, or the end."""
 
     driver_version: str | None = None
     cuda_version: str | None = None
@@ -33,18 +36,30 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     privileges_would_help: bool = False
     gpus: tuple[Gpu, ...] = ()
     clients: tuple[GpuClient, ...] = ()
-    accounted: tuple[AccountedProcess, ...] = ()
+    unlisted: tuple[GpuClient, ...] = ()
+    """Listed in the round before and not in this one, with their samples since."""
+    accounted: tuple[AccountedProcess, ...] | None = ()
+    """None: not asked for this time."""
     gaps: tuple[Gap, ...] = ()
     done: bool = False
 
 
 _DECODER = msgspec.json.Decoder(Message)
 _ENCODER = msgspec.json.Encoder()
+_FRAME_DECODER = msgspec.msgpack.Decoder(Message)
+_FRAME_ENCODER = msgspec.msgpack.Encoder()
+FRAME_LENGTH = struct.Struct("=I")
 
 
 def encode(message: Message) -> bytes:
     """A message as one line."""
     return _ENCODER.encode(message) + b"\n"
+
+
+def encode_frame(message: Message) -> bytes:
+    """A message as one frame: its length, then itself."""
+    body = _FRAME_ENCODER.encode(message)
+    return FRAME_LENGTH.pack(len(body)) + body
 
 
 def parse_message(line: bytes) -> Message:
@@ -55,15 +70,42 @@ def parse_message(line: bytes) -> Message:
         message = _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Malformed(f"the NVML child's answer is damaged: {str(error)[:200]}") from error
+    return _bounded(message)
+
+
+def take_frame(pending: bytearray) -> Message | None:
+    """The message in the first whole frame of ``pending``, which it leaves; None if there is none.
+
+    Errors: Malformed.
+    """
+    if len(pending) < FRAME_LENGTH.size:
+        return None
+    (length,) = FRAME_LENGTH.unpack_from(pending)
+    if length > LINE_LIMIT_BYTES:
+        raise Malformed("the NVML child's answer is longer than any real one")
+    end = FRAME_LENGTH.size + length
+    if len(pending) < end:
+        return None
+    body = bytes(memoryview(pending)[FRAME_LENGTH.size : end])
+    del pending[:end]
+    try:
+        message = _FRAME_DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(f"the NVML child's answer is damaged: {str(error)[:200]}") from error
+    return _bounded(message)
+
+
+def _bounded(message: Message) -> Message:
     bounds = (
         (message.gpus, DEVICES_LIMIT),
         (message.clients, CLIENTS_LIMIT),
-        (message.accounted, ACCOUNTED_LIMIT),
+        (message.unlisted, CLIENTS_LIMIT),
+        (message.accounted or (), ACCOUNTED_LIMIT),
         (message.gaps, GAPS_LIMIT),
     )
     if any(len(facts) > limit for facts, limit in bounds):
         raise Malformed("the NVML child's answer lists more than any GPU can have")
-    if any(len(client.samples) > SAMPLES_LIMIT for client in message.clients):
+    if any(len(c.samples) > SAMPLES_LIMIT for c in (*message.clients, *message.unlisted)):
         raise Malformed("the NVML child's answer has more samples than a driver keeps")
     if any(len(text) > TEXT_LIMIT for text in _texts(message)):
         raise Malformed("the NVML child's answer has a text that is too long")
@@ -75,13 +117,14 @@ def _texts(message: Message) -> list[str]:
         message,
         *message.gpus,
         *message.clients,
-        *message.accounted,
+        *message.unlisted,
+        *(message.accounted or ()),
         *message.gaps,
     )
     found: list[str] = []
-    for struct in structs:
-        for field in struct.__struct_fields__:
-            value = getattr(struct, field)
+    for each in structs:
+        for field in each.__struct_fields__:
+            value = getattr(each, field)
             if isinstance(value, str):
                 found.append(value)
             elif isinstance(value, dict):
