@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed, Unavailable
-from gpuwarden.probes import btf, choose, layouts, loader
+from gpuwarden.probes import btf, choose, layouts, loader, loading
 from gpuwarden.probes.cgroup2 import parse_mounts
 from gpuwarden.probes.decoder import Decoder, parse_holders
 from gpuwarden.probes.events import (
@@ -314,15 +314,15 @@ def test_a_machine_without_libbpf_says_what_to_install() -> None:
 
 
 def test_a_kernel_without_types_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "KERNEL_TYPES", "/nonexistent")
+    monkeypatch.setattr(loading, "KERNEL_TYPES", "/nonexistent")
     with pytest.raises(Unavailable, match="BTF") as error:
         loader.DeviceOpenProbe([(195, None)]).__enter__()
     assert "5.8" in error.value.remedy
 
 
 def test_return_values_need_tracefs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "KERNEL_TYPES", "/proc/self/stat")
-    monkeypatch.setattr(loader, "TRACEFS", ("/nonexistent",))
+    monkeypatch.setattr(loading, "KERNEL_TYPES", "/proc/self/stat")
+    monkeypatch.setattr(loading, "TRACEFS", ("/nonexistent",))
     settings = Settings(return_values=True)
     with pytest.raises(Unavailable) as error:
         loader.DeviceOpenProbe([(195, None)], settings).__enter__()

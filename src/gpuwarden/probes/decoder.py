@@ -17,6 +17,7 @@ from gpuwarden.probes.events import (
     OpenReturn,
     ProcessIdentity,
     Source,
+    State,
 )
 
 NO_LOGIN = 0xFFFFFFFF
@@ -140,9 +141,9 @@ class Decoder:
         )
 
     def _open(self, record: bytes) -> OpenEvent:
-        (time_ns, hits, _, major, minor, access, how, denial, call, path_length, flags) = (
-            _OPEN_HEAD.unpack_from(record)
-        )
+        values = _OPEN_HEAD.unpack_from(record)
+        time_ns, hits, _, major, minor, access, how, denial, call, path_length = values[:10]
+        opened, _, flags = values[10:]
         if how >= len(HOWS) or denial >= len(_DENIALS):
             raise Malformed(f"an open of a kind ({how}) or a denial ({denial}) that is unknown")
         if path_length > layouts.PATH_BYTES:
@@ -155,6 +156,7 @@ class Decoder:
         elif path_length < 0:
             unread["path"] = "the process's memory was not there to read"
         denied = _DENIALS[denial]
+        state: State = "opened" if opened else "attempted"
         return OpenEvent(
             at_ns=time_ns + self.boot_offset_ns,
             since_boot_ns=time_ns,
@@ -162,7 +164,7 @@ class Decoder:
             major=major,
             minor=minor,
             how=HOWS[how],
-            state="denied" if denied == "denied" else "attempted",
+            state="denied" if denied == "denied" else state,
             process=process,
             thread_id=thread_id,
             io_uring=how == _IO_URING,

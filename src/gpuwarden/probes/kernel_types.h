@@ -93,6 +93,7 @@ struct file {
 	struct path f_path;
 	struct inode *f_inode;
 	unsigned int f_flags;
+	unsigned int f_mode;
 };
 
 struct fdtable {
@@ -197,7 +198,7 @@ struct bpf_iter__task_file {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long di, si, dx, orig_ax;
+	unsigned long di, si, dx, cx, orig_ax;
 };
 #elif defined(__TARGET_ARCH_arm64)
 struct pt_regs {

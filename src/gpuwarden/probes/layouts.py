@@ -60,6 +60,8 @@ LAYOUTS: Mapping[str, Layout] = {
         ("denial", "I"),
         ("syscall", "I"),
         ("path_length", "i"),
+        ("opened", "I"),
+        ("reserved", "I"),
         ("open_flags", "Q"),
         ("process", "identity"),
         ("path", f"{PATH_BYTES}s"),

@@ -37,6 +37,8 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_program__attach_iter": (_handle, (_handle, _handle)),
     "bpf_link__destroy": (_integer, (_handle,)),
     "bpf_link__fd": (_integer, (_handle,)),
+    "bpf_obj_get": (_integer, (_text,)),
+    "bpf_obj_pin": (_integer, (_integer, _text)),
     "bpf_iter_create": (_integer, (_integer,)),
     "bpf_map__fd": (_integer, (_handle,)),
     "bpf_map__set_max_entries": (_integer, (_handle, ctypes.c_uint32)),

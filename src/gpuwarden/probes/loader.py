@@ -1,7 +1,8 @@
-"""Loads device_open.bpf.o through libbpf, attaches all of it or nothing, and reads what it tells.
+"""The probe: loads one way of seeing device opens, and reads what it tells.
 
 Needs kernel 5.8 with BTF, and CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN (or root). From 5.15 on, how and
-by which path a device was opened is known as well. Everything ends with the process that loaded it.
+by which path a device was opened is known as well. Everything ends with the process that loaded it,
+unless it was pinned (pins.py).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 
-from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable, UsageError
+from gpuwarden.errors import Malformed, Unavailable, UsageError
 from gpuwarden.host import Host
-from gpuwarden.probes import btf, cgroup2, layouts
+from gpuwarden.probes import cgroup2, layouts, pins, ways
 from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.decoder import Decoder, parse_holders
 from gpuwarden.probes.events import (
@@ -27,11 +28,12 @@ from gpuwarden.probes.events import (
     boot_offset_ns,
 )
 from gpuwarden.probes.libbpf import RING_CALLBACK, Libbpf, library
+from gpuwarden.probes.loading import NOT_LOADED, LoadedObject, check_needs, explained
 from gpuwarden.probes.settings import Counters, Number, Settings
 
-OBJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "device_open.bpf.o")
-KERNEL_TYPES = "/sys/kernel/btf/vmlinux"
-TRACEFS = ("/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+WAYS = tuple(ways.BY_NAME)
+"""The ways of seeing opens by eBPF, best first."""
 ANY_MINOR = 0xFFFFF
 NULL_DEVICE = (1, 3)
 BATCH = 8192
@@ -39,10 +41,7 @@ BATCH = 8192
 ITERATOR_READ_BYTES = 1 << 16
 HELD_LIMIT_BYTES = 16 << 20
 COUNTS_LIMIT = 1 << 17
-NOT_LOADED = "the eBPF probe is not loaded, or no longer"
 
-_ATTACHED = ("process_fork", "process_exec", "process_exit")
-_RETURNS = ("returned_openat", "returned_openat2", "returned_open")
 _DENY, _WOULD_DENY = 1, 2
 _COUNTERS = (
     "hits",
@@ -60,15 +59,10 @@ _CGROUP_KEY = layouts.packed("cgroup_key")
 _SETTINGS = layouts.packed("settings")
 _COUNT_KEY = layouts.packed("count_key")
 _COUNT = layouts.packed("count")
-RIGHTS = (
-    "run as root, or with CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN and CAP_SYS_ADMIN, on a kernel that "
-    "is not locked down"
-)
-SAID_LINES = 4
 
 
 class DeviceOpenProbe:
-    """The probe, attached between ``with`` and its end.
+    """The probe, attached between ``with`` and its end, by one of ``WAYS``.
 
     Errors on entering: Unavailable (no libbpf, no object, kernel too old), Denied, Malformed (the
     object and this program differ); nothing stays loaded then.
@@ -80,36 +74,50 @@ class DeviceOpenProbe:
         settings: Settings | None = None,
         *,
         host: Host | None = None,
-        object_path: str = OBJECT,
+        way: str = "cgroup/dev",
+        object_path: str | None = None,
     ) -> None:
+        if way not in ways.BY_NAME:
+            raise UsageError(f"{way}: none of the ways {', '.join(WAYS)}")
+        self.way = ways.BY_NAME[way]
         self.settings = settings or Settings()
         self._host = host or Host()
-        self._object_path = object_path
+        self._object_path = object_path or os.path.join(FOLDER, self.way.object_name)
         self._devices: set[Number] = set()
         self._wanted = set(devices)
         self._stack = ExitStack()
         self._records: list[bytes] = []
-        self._maps: dict[str, int] = {}
         self._denials: dict[GroupKey, int] = {}
         self._malformed = 0
         self._ring = 0
-        self._iterator = 0
-        self._decoder = Decoder(boot_offset_ns())
+        self._object: LoadedObject | None = None
+        self._decoder = Decoder(boot_offset_ns(), self.way.name)
         self._callback = RING_CALLBACK(self._take)
 
     # ---------------------------------------------------------------- life
 
     def __enter__(self) -> DeviceOpenProbe:
-        self._check_needs()
+        check_needs(self.settings, self.way, self._object_path)
         with library() as bpf:
             self._bpf = bpf
+            *others, last = self.way.hooks
+            for hooks in others:
+                try:
+                    self._enter(bpf, hooks)
+                    return self
+                except OSError:
+                    continue  # this kernel may have the function of the next ones
             try:
-                with ExitStack() as stack:
-                    self._load(bpf, stack)
-                    self._stack = stack.pop_all()
+                self._enter(bpf, last)
             except OSError as error:
-                raise self._explained(bpf, error) from error
+                raise explained(bpf, error) from error
         return self
+
+    def _enter(self, bpf: Libbpf, hooks: tuple[str, ...]) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._left)
+            self._load(bpf, stack, hooks)
+            self._stack = stack.pop_all()
 
     def __exit__(
         self,
@@ -120,96 +128,34 @@ class DeviceOpenProbe:
         self.close()
 
     def close(self) -> None:
-        """Detaches and unloads; denials end here. A second time does nothing.
+        """Detaches and unloads; denials end here, if they were not pinned. Twice does nothing.
 
         Not while another thread is in ``poll``.
         """
-        self._ring = self._iterator = 0
+        self._ring = 0
         self._stack.close()
 
-    def _check_needs(self) -> None:
-        if not os.path.exists(KERNEL_TYPES):
-            raise Unavailable(
-                "this kernel does not describe its types (BTF): the probe cannot be fitted to it",
-                remedy="a kernel of 5.8 or later with CONFIG_DEBUG_INFO_BTF",
-            )
-        if self.settings.return_values and not any(map(os.path.isdir, TRACEFS)):
-            raise Unavailable(
-                "return values need tracefs, and it is not mounted",
-                remedy="mount -t tracefs tracefs /sys/kernel/tracing",
-            )
-        try:
-            with open(self._object_path, "rb") as file:
-                layouts.check(btf.structures(file.read()))
-        except FileNotFoundError as error:
-            raise Unavailable(
-                "the eBPF probe was not built with this installation",
-                remedy="scripts/build_probes in a checkout, or a wheel for this machine",
-            ) from error
+    def _left(self) -> None:
+        self._ring = 0
+        self._object = None
+        self._devices = set()
 
-    def _load(self, bpf: Libbpf, stack: ExitStack) -> None:
-        loaded = bpf.pointer("bpf_object__open_file", self._object_path.encode(), None)
-        stack.callback(bpf.call, "bpf_object__close", loaded)
-
-        def program(name: str) -> int:
-            found = bpf.pointer("bpf_object__find_program_by_name", loaded, name.encode())
-            bpf.checked("bpf_program__set_autoload", found, True)
-            return found
-
-        attached = [program(name) for name in _ATTACHED]
-        if self.settings.groups:
-            attached.append(program("group_made"))
-        if self.settings.return_values:
-            names = _RETURNS if os.uname().machine == "x86_64" else _RETURNS[:2]
-            attached += [program(name) for name in names]
-        access, holders = program("device_access"), program("holders")
-        ring = bpf.pointer("bpf_object__find_map_by_name", loaded, b"records")
-        bpf.checked("bpf_map__set_max_entries", ring, self.settings.ring_bytes)
-        bpf.checked("bpf_object__load", loaded)
-
-        for name in ("records", "watched_devices", "counts", "denied_cgroups", "counters"):
-            found = bpf.pointer("bpf_object__find_map_by_name", loaded, name.encode())
-            self._maps[name] = bpf.checked("bpf_map__fd", found)
-        found = bpf.pointer("bpf_object__find_map_by_name", loaded, b"settings_map")
-        self._maps["settings"] = bpf.checked("bpf_map__fd", found)
-        stack.callback(self._maps.clear)
+    def _load(self, bpf: Libbpf, stack: ExitStack, hooks: tuple[str, ...]) -> None:
+        loaded = LoadedObject(bpf, self.way, self.settings)
+        loaded.load(stack, self._object_path, hooks)
+        self._object = loaded
         self._write_settings()
         self.watch(self._wanted)
-
-        self._ring = bpf.pointer("ring_buffer__new", self._maps["records"], self._callback, 0, None)
+        ring = loaded.map("records")
+        self._ring = bpf.pointer("ring_buffer__new", ring, self._callback, 0, None)
         stack.callback(bpf.call, "ring_buffer__free", self._ring)
-        for pointer in attached:
-            self._keep(bpf, stack, bpf.pointer("bpf_program__attach", pointer))
-        self._iterator = bpf.pointer("bpf_program__attach_iter", holders, None)
-        self._keep(bpf, stack, self._iterator)
-        root = cgroup2.open_root(self._host)
-        try:
-            # By a link: it lives beside the programs of runc and systemd and ends with us.
-            self._keep(bpf, stack, bpf.pointer("bpf_program__attach_cgroup", access, root))
-        finally:
-            os.close(root)
+        loaded.attach(stack, self._host)
 
-    @staticmethod
-    def _keep(bpf: Libbpf, stack: ExitStack, link: int) -> None:
-        stack.callback(bpf.call, "bpf_link__destroy", link)
-
-    @staticmethod
-    def _explained(bpf: Libbpf, error: OSError) -> GpuwardenError:
-        """What libbpf and the verifier said goes into the message where rights are not the cause,
-        and into the error's notes in any case."""
-        message = f"the eBPF probe was not loaded: {error.strerror or error}"
-        found: GpuwardenError
-        if error.errno in (errno.EPERM, errno.EACCES):
-            found = Denied(message, remedy=RIGHTS)
-        else:
-            said = " / ".join(bpf.said[-SAID_LINES:])
-            found = Unavailable(
-                f"{message} ({said})" if said else message,
-                remedy="a kernel of 5.8 or later with cgroup and BPF support",
-            )
-        for line in bpf.said:
-            found.add_note(line)
-        return found
+    @property
+    def _loaded(self) -> LoadedObject:
+        if self._object is None:
+            raise Unavailable(NOT_LOADED)
+        return self._object
 
     # ---------------------------------------------------------------- what is watched
 
@@ -223,9 +169,9 @@ class DeviceOpenProbe:
             if (major, minor) == NULL_DEVICE or (major, minor) == (NULL_DEVICE[0], None):
                 raise UsageError(f"{major}:{minor or '*'} is memory's and null's: not watched")
         for number in wanted - self._devices:
-            self._put("watched_devices", self._device_key(number), b"\1\0\0\0")
+            self._loaded.put("watched_devices", self._device_key(number), b"\1\0\0\0")
         for number in self._devices - wanted:
-            self._delete("watched_devices", self._device_key(number))
+            self._loaded.delete("watched_devices", self._device_key(number))
         self._devices = wanted
 
     @staticmethod
@@ -268,6 +214,7 @@ class DeviceOpenProbe:
 
     def counters(self) -> Counters:
         """Events seen and dropped, by cause."""
+        counters = self._loaded.map("counters")
         cpus = self._bpf.checked("libbpf_num_possible_cpus")
         values = (ctypes.c_uint64 * cpus)()
         found = {}
@@ -275,7 +222,7 @@ class DeviceOpenProbe:
             key = ctypes.c_uint32(index)
             self._bpf.checked(
                 "bpf_map_lookup_elem",
-                self._map("counters"),
+                counters,
                 ctypes.byref(key),
                 ctypes.byref(values),
             )
@@ -291,7 +238,7 @@ class DeviceOpenProbe:
         value = ctypes.create_string_buffer(_COUNT.size)
         for key in self._count_keys():
             start_ns, tgid, major, minor, how = _COUNT_KEY.unpack(key)
-            if self._bpf.call("bpf_map_lookup_elem", self._map("counts"), key, value) == 0:
+            if self._bpf.call("bpf_map_lookup_elem", self._loaded.map("counts"), key, value) == 0:
                 hits, _, _ = _COUNT.unpack(value.raw)
                 found.append(
                     OpenCount(
@@ -320,17 +267,17 @@ class DeviceOpenProbe:
                 for number, name in enumerate(HOWS):
                     if name == how:
                         key = _COUNT_KEY.pack(start_time_ns, pid, major, minor, number)
-                        self._delete("counts", key)
+                        self._loaded.delete("counts", key)
             return
         for key in list(self._count_keys()):
             if _COUNT_KEY.unpack(key)[:2] == (start_time_ns, pid):
-                self._delete("counts", key)
+                self._loaded.delete("counts", key)
 
     def _count_keys(self) -> Iterator[bytes]:
         key: bytes | None = None
         following = ctypes.create_string_buffer(_COUNT_KEY.size)
         for _ in range(COUNTS_LIMIT):
-            counts = self._map("counts")
+            counts = self._loaded.map("counts")
             if self._bpf.call("bpf_map_get_next_key", counts, key, following) != 0:
                 return
             key = following.raw
@@ -341,11 +288,8 @@ class DeviceOpenProbe:
 
         Not in it: mappings whose descriptor was closed, descriptors in flight in a socket.
         """
-        if not self._iterator:
-            raise Unavailable(NOT_LOADED)
         try:
-            link = self._bpf.checked("bpf_link__fd", self._iterator)
-            descriptor = self._bpf.checked("bpf_iter_create", link)
+            descriptor = self._loaded.holders_iterator()
         except OSError as error:
             raise Unavailable(f"the list of open files: {error}") from error
         chunks: list[bytes] = []
@@ -373,11 +317,14 @@ class DeviceOpenProbe:
         return key
 
     def deny_group(self, key: GroupKey, *, dry_run: bool = False) -> None:
-        """As ``deny``, for a group known by number. Errors: UsageError for a root group."""
+        """As ``deny``, for a group known by number. Errors: UsageError for a root group, and
+        where the way in use cannot deny."""
+        if not (dry_run or self.way.can_deny):
+            raise UsageError(f"{self.way.name} cannot deny: it only sees")
         if key.id <= cgroup2.ROOT_INODE:
             raise UsageError("the root group holds every process of the machine")
         verdict = _WOULD_DENY if dry_run else _DENY
-        self._put(
+        self._loaded.put(
             "denied_cgroups",
             _CGROUP_KEY.pack(key.id, key.hierarchy, 0),
             verdict.to_bytes(4, "little"),
@@ -387,11 +334,20 @@ class DeviceOpenProbe:
 
     def allow(self, key: GroupKey) -> None:
         """Takes a denial back."""
-        self._delete("denied_cgroups", _CGROUP_KEY.pack(key.id, key.hierarchy, 0))
+        self._loaded.delete("denied_cgroups", _CGROUP_KEY.pack(key.id, key.hierarchy, 0))
         self._denials.pop(key, None)
         self._write_settings()
 
-    # ---------------------------------------------------------------- maps
+    def pin(self, directory: str = pins.DIRECTORY) -> tuple[str, ...]:
+        """Makes the denials, those of now and of later, outlive this process; see ``pins``.
+
+        What was pinned there before is replaced by this, without a moment of neither: deny first,
+        then pin. ``pins.unpin`` ends it. Errors: UsageError, Denied, Unavailable.
+        """
+        if not self.way.can_deny:
+            raise UsageError(f"{self.way.name} cannot deny: there is nothing to pin")
+        programs = [name for hooks in self.way.hooks for name in hooks]
+        return pins.pin(self._bpf, self._loaded, programs, directory)
 
     def _write_settings(self) -> None:
         values = _SETTINGS.pack(
@@ -401,15 +357,4 @@ class DeviceOpenProbe:
             self.settings.every_exec,
             bool(self._denials),
         )
-        self._put("settings", bytes(4), values)
-
-    def _map(self, name: str) -> int:
-        if name not in self._maps:
-            raise Unavailable(NOT_LOADED)
-        return self._maps[name]
-
-    def _put(self, name: str, key: bytes, value: bytes) -> None:
-        self._bpf.checked("bpf_map_update_elem", self._map(name), key, value, 0)
-
-    def _delete(self, name: str, key: bytes) -> None:
-        self._bpf.call("bpf_map_delete_elem", self._map(name), key)
+        self._loaded.put("settings", bytes(4), values)
