@@ -17,6 +17,7 @@ import pytest
 from gpuwarden.expected.kubernetes import parse_pod_resources
 from gpuwarden.expected.slurm import gres as slurm_gres
 from gpuwarden.expected.slurm import jobs as slurm_jobs
+from gpuwarden.falco_listener import FalcoLosses, drop_findings
 from gpuwarden.finding import Report, Row
 from gpuwarden.judge import judge
 from gpuwarden.model import Container, PersistenceEntry, Snapshot
@@ -28,6 +29,8 @@ from gpuwarden.sensors.autostarts.startup_files import parse_preload
 from gpuwarden.sensors.autostarts.supervisord import parse_supervisord
 from gpuwarden.sensors.autostarts.systemd_units import parse_unit
 from gpuwarden.sensors.cgroup import place
+from gpuwarden.sensors.falco import FalcoDrop, FalcoEvent, parse_body, parse_event, parse_line
+from gpuwarden.sensors.falco_join import FalcoContext, device_of
 from gpuwarden.sensors.runtimes.docker_api import parse_docker_inspect
 from gpuwarden.sensors.xid_lines import parse_lines
 from gpuwarden.snapshot import open_recording
@@ -37,12 +40,8 @@ from tests.support.nodes import HOST_NAMESPACES, NodeBuilder, executable, gpu_id
 CASES = Path(__file__).parents[3] / "shared" / "cases"
 FILES = {
     path.name[:3]: (path / "ps.txt" if path.is_dir() else path)
-    for kind in "abcdfg"
+    for kind in "abcdefg"
     for path in sorted((CASES / kind).glob("*"))
-} | {
-    path.name[:3]: path
-    for path in sorted((CASES / "e").glob("*"))
-    if path.name[:3] in {"e02", "e03", "e05", "e06", "e07", "e08", "e11", "e12", "e15"}
 }
 
 OWN = {path.stem: path for path in sorted((Path(__file__).parents[1] / "fixtures/cases").glob("*"))}
@@ -360,6 +359,71 @@ def check_e15() -> None:
     assert set(verdicts(node.judge()).values()) == {"expected"}
 
 
+# ------------------------------------------------------------------ e: Falco's events
+
+
+def falco_event(found: FalcoEvent | FalcoDrop) -> FalcoEvent:
+    assert isinstance(found, FalcoEvent)
+    return found
+
+
+def check_e18() -> None:
+    event = falco_event(parse_event(FILES["e18"].read_bytes()))
+    assert (event.pod_name, event.pod_namespace) == ("storage-provisioner", "kube-system")
+    assert event.pod_uid == "75cf460d-dd27-41e7-9d29-19b517dc730f"
+    assert not {"pod_name", "pod_namespace", "pod_uid"} & set(event.unread)
+    assert event.process is not None
+    assert (event.process.container_id, event.process.on_host) == ("ee90b4bfa6d7", False)
+    # Benign: a connection to the API server is no use of a GPU.
+    assert isinstance(device_of(event, ()), FalcoContext)
+
+
+def check_e20() -> None:
+    lost, host, container, curl = (falco_event(parse_line(line)) for line in lines_of("e20"))
+    assert lost.process is not None
+    assert lost.process.pid is None
+    assert "which no process has" in lost.unread["pid"]
+    assert {"comm", "exe_path", "parent_comm", "command_line"} <= set(lost.unread)
+    assert host.process is not None
+    assert (host.process.container_id, host.process.on_host) == (None, True)
+    assert host.file is None
+    assert "directory" in host.unread["file"]
+    assert container.process is not None
+    assert (container.process.pid, container.process.uid) == (3085201, None)
+    assert container.process.container_id == "d9f922a096f2"
+    assert curl.process is not None
+    assert (curl.process.command_line, curl.process.on_host) == ("curl ca.minexmr.com", True)
+    for event in (lost, host, container, curl):
+        assert isinstance(device_of(event, ()), FalcoContext)
+    # Somebody who looks at a pool's web page mines nothing, not even with a GPU in hand.
+    assert line_signs("curl ca.minexmr.com").strength in ("none", "weak")
+    row = client(plain(), "curl ca.minexmr.com", exe="/usr/bin/curl")
+    assert row.verdict == "other-team"
+
+
+def check_e21() -> None:
+    event = falco_event(parse_event(FILES["e21"].read_bytes()))
+    assert event.process is None
+    assert (event.source, event.hostname, event.tags) == (None, None, ())
+    assert event.rule == "Create HostNetwork Pod"
+    assert isinstance(device_of(event, ()), FalcoContext)
+
+
+def check_e22() -> None:
+    body = parse_body(FILES["e22"].read_bytes())
+    assert body.malformed == []
+    test, number, text, classic = body.taken
+    for drop in (number, text):
+        assert isinstance(drop, FalcoDrop)
+        assert drop.drops == 815508
+        losses = FalcoLosses()
+        losses.add([drop], received_ns=1)
+        (finding,) = drop_findings(losses, at_ns=2)
+        assert "815508 system calls lost" in finding.evidence[0].text
+    assert falco_event(test).source == "syscalls"
+    assert falco_event(classic).at_ns == 1507591916746609046
+
+
 # ------------------------------------------------------------------ f: miners and what starts them
 
 
@@ -570,6 +634,10 @@ CHECKS: dict[str, Callable[[], None]] = {
     "e11": check_e11,
     "e12": check_e12,
     "e15": check_e15,
+    "e18": check_e18,
+    "e20": check_e20,
+    "e21": check_e21,
+    "e22": check_e22,
     "f01": lambda: check_miner_lines("f01"),
     "f04": check_f04,
     "f06": check_f06,

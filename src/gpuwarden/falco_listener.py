@@ -1,0 +1,351 @@
+"""Takes what Falco's http_output posts, and says when Falco, or this listener, was blind.
+
+A body proves nothing about who sent it: whoever reaches the address can post events. So it is a
+loopback address unless asked for otherwise, and what comes is a claim. Names are never resolved.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuwarden.errors import Malformed, Unavailable, UsageError
+from gpuwarden.falco_http import LIMITS, Limits, Server
+from gpuwarden.finding import Advisory, Evidence, Finding, Subject, finding_id
+from gpuwarden.sensors.falco import Body, FalcoDrop, FalcoEvent, parse_body
+
+Take = Callable[[list[FalcoEvent | FalcoDrop]], None]
+
+QUEUE_LIMIT: Final = 4096
+"""Events that wait for the daemon."""
+_CLOSE_SECONDS: Final = 5.0
+
+
+class ListenerCounts(Struct, frozen=True, kw_only=True):
+    """What came so far, since the listener began."""
+
+    requests: int = 0
+    events: int = 0
+    """Handed to the daemon; drops are not in them."""
+    drops: int = 0
+    """Times that Falco said it had lost something."""
+    malformed: int = 0
+    """Bodies, or events in one, that are none of Falco's."""
+    refused: int = 0
+    """Events that found the queue full: they are lost, since Falco sends nothing twice."""
+    rejected: int = 0
+    """Requests that are none: too large, too slow, the wrong path, method, type or token."""
+    failed: int = 0
+    """Events that the daemon could not work on."""
+    last_trouble: str = ""
+
+
+class FalcoListener:
+    """Listens from ``start`` to ``close``; ``take`` is called on a thread of the listener's own.
+
+    ``address`` is ``HOST:PORT`` with a literal address or ``localhost``; port 0 picks a free one.
+    Errors: UsageError for an address that cannot be used; Unavailable when it cannot be bound.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        take: Take,
+        path: str = "/",
+        *,
+        allow_remote: bool = False,
+        token: str | None = None,
+        queue_limit: int = QUEUE_LIMIT,
+        limits: Limits = LIMITS,
+    ) -> None:
+        if not path.startswith("/"):
+            raise UsageError(f"--falco-listen: the path {path!r} does not begin with /")
+        if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+            raise UsageError("--falco-listen: the token is empty or has unusual characters")
+        self.host, self._asked_port = parse_address(address, allow_remote=allow_remote)
+        self.path, self.token, self.limits = path, token, limits
+        self._take, self._queue_limit = take, queue_limit
+        self._lock = threading.Condition()
+        self._parsing = threading.Lock()
+        self._queue: deque[list[FalcoEvent | FalcoDrop]] = deque()
+        self._waiting = 0
+        self._counts = ListenerCounts()
+        self._closing = threading.Event()
+        self._server: Server | None = None
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def port(self) -> int:
+        """Where it listens, once it does."""
+        return self._asked_port if self._server is None else int(self._server.server_address[1])
+
+    def start(self) -> FalcoListener:
+        try:
+            server = self._server = Server((self.host, self._asked_port), self)
+        except OSError as error:
+            raise Unavailable(
+                f"--falco-listen {self.host}:{self._asked_port}: {error.strerror or error}",
+                remedy="another program may listen there: choose another port",
+            ) from error
+        for name, work in (
+            ("falco-listen", lambda: server.serve_forever(poll_interval=0.2)),
+            ("falco-take", self._hand_over),
+        ):
+            self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def close(self) -> None:
+        """Takes no more; what waits is handed over first, as far as that goes in 5 s."""
+        self._closing.set()
+        if self._server is not None:
+            self._server.end()
+        with self._lock:
+            self._lock.notify_all()
+        until = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        with self._lock:
+            if lost := sum(map(len, self._queue)):
+                self._count(failed=lost, trouble=f"{lost} events were left when it was closed")
+                self._queue.clear()
+
+    def __enter__(self) -> FalcoListener:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def counts(self) -> ListenerCounts:
+        with self._lock:
+            return self._counts
+
+    # -------------------------------------------------------------- from the requests' threads
+
+    def _count(self, *, trouble: str = "", **more: int) -> None:
+        with self._lock:
+            values: dict[str, Any] = {n: getattr(self._counts, n) + v for n, v in more.items()}
+            if trouble:
+                values["last_trouble"] = trouble[:300]
+            self._counts = replace(self._counts, **values)
+
+    def accept(self, data: bytes, *, text: bool) -> tuple[int, str]:
+        """(status, one line) for a body; its events are in the queue when the status is 200."""
+        try:
+            # One at a time: a body may become many times its size.
+            with self._parsing:
+                body = parse_body(data, text=text)
+        except Malformed as error:
+            body = Body([], [str(error)])
+        self._count(requests=1)
+        if body.malformed:
+            self._count(malformed=len(body.malformed), trouble=body.malformed[0])
+        if not body.taken:
+            return 400, body.malformed[0]
+        with self._lock:
+            if self._closing.is_set() or self._waiting + len(body.taken) > self._queue_limit:
+                lost = len(body.taken)
+                self._count(refused=lost, trouble=f"{lost} events found the queue full")
+                return 503, f"{self._waiting} events wait; these are not taken"
+            self._queue.append(body.taken)
+            self._waiting += len(body.taken)
+            self._lock.notify_all()
+        if body.malformed:
+            return 200, f"{len(body.taken)} taken; {body.malformed[0]}"
+        return 200, ""
+
+    def reject(self, trouble: str) -> None:
+        """Counts a request that was none."""
+        self._count(rejected=1, trouble=trouble)
+
+    def _hand_over(self) -> None:
+        while True:
+            with self._lock:
+                while not self._queue and not self._closing.is_set():
+                    self._lock.wait()
+                if not self._queue:
+                    return
+                batch = self._queue.popleft()
+            drops = sum(isinstance(one, FalcoDrop) for one in batch)
+            try:
+                self._take(batch)
+            except Exception as error:  # noqa: BLE001 - the daemon's trouble must not end listening
+                self._count(failed=len(batch), trouble=f"{type(error).__name__}: {error}")
+            else:
+                self._count(events=len(batch) - drops, drops=drops)
+            with self._lock:
+                # Only now: what the daemon works on still takes room.
+                self._waiting -= len(batch)
+
+
+def parse_address(text: str, *, allow_remote: bool = False) -> tuple[str, int]:
+    """(address, port) of ``127.0.0.1:2801``, ``[::1]:2801`` or ``localhost:2801``.
+
+    Errors: UsageError; also for an address that others can reach, without ``allow_remote``.
+    """
+    host, colon, port_text = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not (port_text.isascii() and port_text.isdigit()):
+        raise UsageError(f"--falco-listen {text}: not of the form ADDRESS:PORT")
+    port = int(port_text[:6])
+    if port > 65535:
+        raise UsageError(f"--falco-listen {text}: a port is at most 65535")
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError as error:
+        raise UsageError(
+            f"--falco-listen {text}: {host!r} is not an address; names are not resolved"
+        ) from error
+    if not address.is_loopback and not allow_remote:
+        raise UsageError(
+            f"--falco-listen {text}: others can reach that address, and could post made-up events",
+            remedy="listen on 127.0.0.1, or allow remote senders and set a token",
+        )
+    return str(address), port
+
+
+# ------------------------------------------------------------------ what was not seen
+
+LOSSES_STAY_NS: Final = 3600 * 10**9
+_HOSTS_LIMIT: Final = 64
+
+FALCO_EVENTS_DROPPED = Advisory(
+    id="falco_events_dropped",
+    title="Falco did not see everything, or its events did not all arrive",
+    severity="warning",
+    explanation="While Falco's buffer is full it is blind: an open of a GPU in that time gives no "
+    "event. What it sends and is not taken here is lost too, since Falco sends nothing twice. That "
+    "nothing was reported for that time says nothing. gpuwarden's own sensors are not affected.",
+    steps=(
+        "gpuwarden scan",
+        "falco.yaml: a larger engine.modern_ebpf.buf_size_preset, fewer rules, or only the system "
+        "calls that the rules need",
+    ),
+)
+OWN_RULES: Final = frozenset({FALCO_EVENTS_DROPPED.id})
+"""Always evaluated by ``drop_findings``."""
+
+
+class _Losses(Struct):
+    """What one machine's Falco told of, while it is told."""
+
+    first_ns: int
+    last_ns: int
+    times: int = 0
+    drops: int = 0
+    of: int = 0
+    untold: int = 0
+    """Times that it did not say how many."""
+    alerts_total: int = 0
+    alerts: int = 0
+
+
+class FalcoLosses:
+    """Keeps what one look at the drops does not show: how much, how often, since when.
+
+    Bounded: at most 64 machines, the one heard of longest ago gives way. Times are when it came,
+    since what an event says of its own time proves nothing. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._hosts: OrderedDict[str, _Losses] = OrderedDict()
+        self._counts = ListenerCounts()
+        self._ours_ns: int | None = None
+
+    def add(self, taken: Iterable[FalcoEvent | FalcoDrop], received_ns: int) -> None:
+        """Notes the drops among what was taken."""
+        for drop in taken:
+            if isinstance(drop, FalcoDrop):
+                self._add(drop, received_ns)
+
+    def _add(self, drop: FalcoDrop, at_ns: int) -> None:
+        name = drop.hostname or "an unnamed machine"
+        kept = self._hosts.pop(name, None)
+        alerts_before = kept.alerts_total if kept else 0
+        if kept is None or at_ns - kept.last_ns >= LOSSES_STAY_NS:
+            kept = _Losses(first_ns=at_ns, last_ns=at_ns)
+        total = drop.alerts_dropped or 0
+        # The total begins anew with Falco.
+        alerts = total - alerts_before if total >= alerts_before else total
+        kept.alerts_total = total or alerts_before
+        if drop.drops != 0 or alerts:
+            kept.last_ns = at_ns
+            kept.times += 1
+            kept.alerts += alerts
+            if drop.drops is None:
+                kept.untold += 1
+            elif drop.of is None or drop.of >= drop.drops:
+                kept.drops += drop.drops
+                kept.of += drop.of or 0
+            else:
+                kept.drops += drop.drops
+        self._hosts[name] = kept
+        while len(self._hosts) > _HOSTS_LIMIT:
+            self._hosts.popitem(last=False)
+
+    def look_at(self, counts: ListenerCounts, at_ns: int) -> None:
+        """Notes what this listener itself did not take."""
+        before = self._counts
+        if (counts.refused, counts.failed, counts.malformed) != (
+            before.refused, before.failed, before.malformed,
+        ):  # fmt: skip
+            self._ours_ns = at_ns
+        self._counts = counts
+
+    def told(self, at_ns: int) -> dict[str, list[str]]:
+        """Whose sight was reduced within the last hour, and how; "" stands for this listener."""
+        found = {}
+        for name, kept in self._hosts.items():
+            if kept.times and at_ns - kept.last_ns < LOSSES_STAY_NS:
+                found[name] = _said(kept)
+        if self._ours_ns is not None and at_ns - self._ours_ns < LOSSES_STAY_NS:
+            counts = self._counts
+            numbers = (
+                (counts.refused, "events were refused, the queue was full"),
+                (counts.failed, "events could not be worked on"),
+                (counts.malformed, "bodies or events were not Falco's"),
+            )
+            lines = [f"{number} {what} since it began" for number, what in numbers if number]
+            found[""] = [*lines, *([f"last: {counts.last_trouble}"] if counts.last_trouble else [])]
+        return found
+
+
+def _said(kept: _Losses) -> list[str]:
+    lines = []
+    if kept.drops:
+        share = f", {100 * kept.drops / kept.of:.1f} % of {kept.of}" if kept.of else ""
+        lines.append(f"{kept.drops} system calls lost{share}, told {kept.times} times")
+    if kept.untold:
+        lines.append(f"system calls lost {kept.untold} times, it did not say how many")
+    if kept.alerts:
+        lines.append(f"{kept.alerts} alerts lost in Falco's own queue")
+    return lines
+
+
+def drop_findings(losses: FalcoLosses, at_ns: int) -> list[Finding]:
+    """A finding for each Falco that was blind within the last hour, one for this listener."""
+    found = []
+    for name, lines in losses.told(at_ns).items():
+        subject = Subject(kind="source", name=f"falco on {name}" if name else "falco listener")
+        advisory = FALCO_EVENTS_DROPPED
+        found.append(
+            Finding(
+                id=finding_id(advisory.id, subject),
+                rule=advisory.id,
+                severity=advisory.severity,
+                title=advisory.title,
+                explanation=advisory.explanation,
+                subject=subject,
+                evidence=tuple(Evidence(source="falco", text=line) for line in lines),
+                advice=advisory.steps,
+            )
+        )
+    return found
