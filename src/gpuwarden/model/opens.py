@@ -105,6 +105,8 @@ class ExitedClient(Fact, frozen=True, kw_only=True):
     gpu_memory_before_bytes: int | None = None
     gpu_memory_now_bytes: int | None = None
     """In use on the whole GPU at last, and since, at the least."""
+    unexplained_before_bytes: int | None = None
+    """In use beyond what the listed processes had, when it was listed last."""
     unexplained_bytes: int | None = None
     """In use now beyond what the listed processes have; at the least, since it ended."""
 
