@@ -64,6 +64,8 @@ class _Life(msgspec.Struct):
     opened_sequence: int
     missed: int = 0
     remembered_at_ns: int = 0
+    untold: bool = False
+    """It has changed, and it is too early to tell so."""
 
 
 class _Seen(NamedTuple):
@@ -226,16 +228,21 @@ class FindingLife:
         return self._transition(life, "opened", life.opened_sequence, at_ns)
 
     def _again(self, life: _Life, finding: Finding, count: int, at_ns: int) -> None:
+        unchanged = finding is life.finding and not life.untold
         life.missed = 0
         life.finding = finding
         life.last_seen_ns = at_ns
         life.count += count
+        if unchanged:
+            return
         told = _told(finding)
         rank = severity_rank(finding.severity)
         waited = not 0 <= at_ns - life.told_at_ns < self._update_interval_ns
-        if told != life.told and (waited or rank > life.worst):
+        life.untold = told != life.told
+        if life.untold and (waited or rank > life.worst):
             life.told = told
             life.worst = max(life.worst, rank)
+            life.untold = False
 
     def _told_again(self, life: _Life, status: Status, at_ns: int, ahead: int) -> Transition:
         life.told_at_ns = at_ns

@@ -97,8 +97,8 @@ def merged(of_event: Process, of_proc: Process) -> Process:
         "argv_truncated": of_event.argv_truncated
         if of_event.argv is not None
         else of_proc.argv_truncated,
-        "uid": of_event.uid,
-        "loginuid": of_event.loginuid,
+        "uid": of_proc.uid if of_event.uid is None else of_event.uid,
+        "loginuid": of_proc.loginuid if of_event.loginuid is None else of_event.loginuid,
     }
     if of_event.argv_truncated and of_proc.argv is not None:
         kept["argv"], kept["argv_truncated"] = of_proc.argv, of_proc.argv_truncated
@@ -157,6 +157,10 @@ class Identities:
             login_user=None if login is None else users.get(login),
         )
 
+    def init(self) -> Process | None:
+        """Process 1, whose namespaces are the host's, as far as it may be read."""
+        return self._read([1], role="ancestor").get(1)
+
     def lineage(self, process: Process) -> list[Process]:
         """Its parents from the nearest up, as far as they are still there."""
         found: list[Process] = []
@@ -205,8 +209,10 @@ class Identities:
 
 def _is_same_program(process: Process, identity: ProcessIdentity) -> bool:
     exe = process.exe
-    if exe is None or identity.exe_inode is None:
-        return exe is None and identity.exe_inode is None
+    if identity.exe_inode is None:
+        return True  # known from a descriptor alone, which tells of no program
+    if exe is None:
+        return False
     return exe.inode == identity.exe_inode and process.uid == identity.uid
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
@@ -16,14 +17,17 @@ from gpuwarden.model import (
     ExitedClient,
     Fact,
     Respawn,
+    Snapshot,
     Usage,
     Workload,
 )
+from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules.registry import RULES, TIME_RULES
 from gpuwarden.scan import ScanOptions, take_snapshot
 
 DEADLINE_SECONDS = 60.0
+KIN_SHOWN = 16
 
 
 class Memory(Fact, frozen=True, kw_only=True):
@@ -34,6 +38,21 @@ class Memory(Fact, frozen=True, kw_only=True):
     respawns: tuple[Respawn, ...] = ()
 
 
+class Kin(Fact, frozen=True, kw_only=True):
+    """What a judgement knows of a client, for its samples."""
+
+    pid: int
+    start_time_ticks: int
+    path: str | None = None
+    device: str | None = None
+    inode: int | None = None
+    uid: int | None = None
+    parents: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    verdicts: dict[str, str] = {}
+    """By GPU."""
+
+
 class Judged(Fact, frozen=True, kw_only=True):
     """The report, and of its snapshot what the next device opens are judged with."""
 
@@ -41,6 +60,7 @@ class Judged(Fact, frozen=True, kw_only=True):
     containers: tuple[Container, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
     workloads: tuple[Workload, ...] = ()
+    kin: tuple[Kin, ...] = ()
     asked_at_ns: int = 0
     """When the sources were asked, at the earliest."""
     seconds: float = 0.0
@@ -92,7 +112,37 @@ class Judgement:
                 containers=snapshot.containers,
                 device_nodes=snapshot.device_nodes,
                 workloads=snapshot.workloads,
+                kin=tuple(_kin(snapshot, report)),
                 asked_at_ns=asked_at_ns,
                 seconds=round(time.perf_counter() - begun, 6),
             )
+        )
+
+
+def _kin(snapshot: Snapshot, report: Report) -> Iterator[Kin]:
+    node = Node(snapshot)
+    verdicts: dict[int, dict[str, str]] = {}
+    for row in report.rows:
+        if row.pid is not None and row.gpu_id is not None:
+            verdicts.setdefault(row.pid, {})[row.gpu_id] = row.verdict
+    for pid, of_gpus in verdicts.items():
+        process = node.processes.get(pid)
+        if process is None:
+            continue
+        exe = process.exe
+        peers = {
+            f"{c.remote_address}:{c.remote_port}"
+            for c in node.connections_by_pid.get(pid, ())
+            if c.remote_address is not None
+        }
+        yield Kin(
+            pid=pid,
+            start_time_ticks=process.start_time_ticks,
+            path=None if exe is None else exe.path,
+            device=None if exe is None else exe.device,
+            inode=None if exe is None else exe.inode,
+            uid=process.uid,
+            parents=tuple(p.exe.path if p.exe else p.comm for p in node.ancestors(pid))[:KIN_SHOWN],
+            peers=tuple(sorted(peers))[:KIN_SHOWN],
+            verdicts=of_gpus,
         )

@@ -112,6 +112,18 @@ def container_state(
     return "unknown" if unknown_containers(process, surroundings) else "known"
 
 
+def container_of(process: Process, surroundings: Surroundings) -> Container | None:
+    """The container of a process as far as it is known, by its control group or its mounts."""
+    placement = process.cgroup
+    if placement is not None and placement.container_id is not None:
+        return surroundings.containers.get(placement.container_id)
+    if not is_loose(process, surroundings):
+        return None
+    mounts = process.namespaces.get("mnt")
+    every = surroundings.containers.values()
+    return next((one for one in every if one.mount_namespace == mounts), None)
+
+
 def snapshot_of(
     surroundings: Surroundings,
     at_ns: int,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.finding import Finding
-from gpuwarden.model import DeviceOpen, Process, ToolRun
+from gpuwarden.model import Container, DeviceOpen, Process, ToolRun
 from gpuwarden.policy import Policy
 from gpuwarden.probes.events import (
     Event,
@@ -33,6 +33,7 @@ from gpuwarden.watch.examiner import Examination, Examined
 from gpuwarden.watch.identity import Identities, ticks
 from gpuwarden.watch.open_judge import (
     Surroundings,
+    container_of,
     container_state,
     device_names,
     findings_of,
@@ -181,9 +182,11 @@ class OpenWatch:
                 entry.event = replace(entry.event, process=process)
                 self._enqueue(key)
 
-    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> None:
-        """Every descriptor on a watched device at this moment."""
-        self._news(self.book.held(descriptors, at_ns))
+    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> bool:
+        """Every descriptor on a watched device at this moment; whether the holders changed."""
+        news, changed = self.book.held(descriptors, at_ns)
+        self._news(news)
+        return changed
 
     def expired(self, since_boot_ns: int) -> None:
         """Gives up attempts whose end did not show."""
@@ -410,6 +413,10 @@ class OpenWatch:
         if self._untold:
             times.append(self._untold[0][0] + HELD_SECONDS)
         return None if not times else max(min(times) - time.monotonic(), 0.01)
+
+    def container_of(self, process: Process) -> Container | None:
+        """Its container as far as it is known."""
+        return container_of(process, self.surroundings)
 
     # ---------------------------------------------------------------- telling
 

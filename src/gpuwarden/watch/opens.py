@@ -41,6 +41,8 @@ class Entry(Struct):
     """How many of them were told of in a finding or found to be nobody's business."""
     waits: bool = False
     """Its end is not known yet."""
+    settled: bool = False
+    """The end of one of them was known: ``attempted`` then is what it came to."""
     opened_by: int | None = None
     at_start: bool = False
 
@@ -71,6 +73,11 @@ class OpenBook:
     def merged_twins(self) -> int:
         """Second questions of the kernel about one open on overlayfs."""
         return self._twins.merged
+
+    @property
+    def attempts_waiting(self) -> int:
+        """Attempts whose end is not known yet."""
+        return len(self._attempts)
 
     def entry(self, key: Key) -> Entry | None:
         return self._entries.get(key)
@@ -122,14 +129,16 @@ class OpenBook:
         if event is not None:
             yield from self._settled(event)
 
-    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> Iterator[Key]:
+    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> tuple[list[Key], bool]:
         """Every descriptor on a watched device there is now: settles attempts, finds new holders.
 
-        The first call says who held one before watching began.
+        Gives the keys that are news, and whether who holds what has changed. The first call says
+        who held one before watching began.
         """
         found = list(descriptors)
+        news: list[Key] = []
         for event in self._attempts.held(found):
-            yield from self._settled(event)
+            news += self._settled(event)
         now: set[HolderKey] = set()
         at_start = self._holders is None
         for one in found:
@@ -142,8 +151,9 @@ class OpenBook:
             if not self._has_opened(holder):
                 key = self._hold(one, at_ns, at_start=at_start)
                 if key is not None:
-                    yield key
-        self._holders = now
+                    news.append(key)
+        changed, self._holders = now != self._holders, now
+        return news, changed
 
     def expired(self, since_boot_ns: int) -> Iterator[Key]:
         """Attempts whose end did not show in time."""
@@ -199,14 +209,10 @@ class OpenBook:
         entry = self._entries.get(key)
         if entry is None:
             return
-        entry.waits = False
-        state = _further(entry.event.state, event.state)
-        changed = state != entry.event.state or (
-            event.error is not None and entry.event.error is None
-        )
-        if event.state == "unknown" and entry.event.state == "attempted":
-            state, changed = "unknown", True
-        if changed:
+        before = entry.event
+        state = _further(before.state, event.state) if entry.settled else event.state
+        entry.waits, entry.settled = False, True
+        if state != before.state or (event.error is not None and before.error is None):
             entry.event = replace(event, state=state)
             yield key
 

@@ -34,9 +34,12 @@ class Worker:
     def __init__(
         self, name: str, job: Callable[[bytes], bytes], *, deadline_seconds: float
     ) -> None:
-        """``job`` runs in the child; what it raises becomes the error of that request."""
+        """``job`` runs in the child; what it raises becomes the error of that request.
+
+        Another ``job`` is served from the next start on.
+        """
         self.name = name
-        self._job = job
+        self.job = job
         self._deadline_seconds = deadline_seconds
         self._socket: socket.socket | None = None
         self._pending = bytearray()
@@ -71,7 +74,7 @@ class Worker:
             theirs.close()
             raise Unavailable(f"no process for the {self.name}: {error.strerror}") from error
         if pid == 0:
-            _serve(theirs.fileno(), self._job, os.getppid())
+            _serve(theirs.fileno(), self.job, os.getppid())
         theirs.close()
         ours.setblocking(False)
         self._socket, self.pid = ours, pid
