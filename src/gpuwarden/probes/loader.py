@@ -2,7 +2,7 @@
 
 Needs kernel 5.8 with BTF, and CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN (or root). From 5.15 on, how and
 by which path a device was opened is known as well. Everything ends with the process that loaded it,
-unless it was pinned (pins.py).
+unless it was pinned (pinning.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 
 from gpuwarden.errors import Malformed, Unavailable, UsageError
 from gpuwarden.host import Host
-from gpuwarden.probes import cgroup2, layouts, pins, ways
+from gpuwarden.probes import cgroup2, layouts, pinning, ways
 from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.decoder import Decoder, parse_holders
 from gpuwarden.probes.events import (
@@ -312,6 +312,7 @@ class DeviceOpenProbe:
 
         A dry run only says so in the events. Errors: UsageError, Unavailable, Denied.
         """
+        self._check_denies(dry_run)
         key = cgroup2.group_key(self._host, directory)
         self.deny_group(key, dry_run=dry_run)
         return key
@@ -319,8 +320,7 @@ class DeviceOpenProbe:
     def deny_group(self, key: GroupKey, *, dry_run: bool = False) -> None:
         """As ``deny``, for a group known by number. Errors: UsageError for a root group, and
         where the way in use cannot deny."""
-        if not (dry_run or self.way.can_deny):
-            raise UsageError(f"{self.way.name} cannot deny: it only sees")
+        self._check_denies(dry_run)
         if key.id <= cgroup2.ROOT_INODE:
             raise UsageError("the root group holds every process of the machine")
         verdict = _WOULD_DENY if dry_run else _DENY
@@ -332,22 +332,26 @@ class DeviceOpenProbe:
         self._denials[key] = verdict
         self._write_settings()
 
+    def _check_denies(self, dry_run: bool) -> None:
+        if not (dry_run or self.way.can_deny):
+            raise UsageError(f"{self.way.name} cannot deny: it only sees")
+
     def allow(self, key: GroupKey) -> None:
         """Takes a denial back."""
         self._loaded.delete("denied_cgroups", _CGROUP_KEY.pack(key.id, key.hierarchy, 0))
         self._denials.pop(key, None)
         self._write_settings()
 
-    def pin(self, directory: str = pins.DIRECTORY) -> tuple[str, ...]:
-        """Makes the denials, those of now and of later, outlive this process; see ``pins``.
+    def pin(self, directory: str = pinning.DIRECTORY) -> tuple[str, ...]:
+        """Makes the denials, those of now and of later, outlive this process; see ``pinning``.
 
         What was pinned there before is replaced by this, without a moment of neither: deny first,
-        then pin. ``pins.unpin`` ends it. Errors: UsageError, Denied, Unavailable.
+        then pin. ``pinning.unpin`` ends it. Errors: UsageError, Denied, Unavailable.
         """
         if not self.way.can_deny:
             raise UsageError(f"{self.way.name} cannot deny: there is nothing to pin")
         programs = [name for hooks in self.way.hooks for name in hooks]
-        return pins.pin(self._bpf, self._loaded, programs, directory)
+        return pinning.pin(self._bpf, self._loaded, programs, directory)
 
     def _write_settings(self) -> None:
         values = _SETTINGS.pack(
