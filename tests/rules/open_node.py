@@ -62,7 +62,7 @@ class OpenNode(NodeBuilder):
     def uses_gpu(self, pid: int, gpu: int = 0, **fields: Any) -> None:
         """The opens that a CUDA context needs."""
         for kind in ("nvidia-ctl", "nvidia-uvm", "nvidia-gpu"):
-            self.open(pid, gpu, kind=kind, **fields)  # type: ignore[arg-type]
+            self.open(pid, gpu, kind=kind, **fields)
 
     def tool(self, pid: int, name: str, **fields: Any) -> None:
         """A GPU management tool that a process was."""

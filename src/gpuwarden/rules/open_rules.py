@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from gpuwarden.finding import Evidence, Row, Severity, severity_rank
+from gpuwarden.finding import Evidence, Row, Severity
 from gpuwarden.model import LOGINUID_UNSET, DeviceOpen, Process
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import device_opens as opened
-from gpuwarden.rules import host_programs
-from gpuwarden.rules.container_allocation import container_allocation, container_owner
+from gpuwarden.rules import host_programs, open_allocation
+from gpuwarden.rules.container_allocation import container_owner
 from gpuwarden.rules.device_opens import Inside, Opener
 from gpuwarden.rules.hit import Hit
-from gpuwarden.rules.membership import claims
+from gpuwarden.rules.membership import Claim, claims
 from gpuwarden.rules.placement import binary_name, place_name
-
-HANDING_OUT = ("kubernetes", "slurm")
-"""Sources that can hand accelerators out to jobs and pods."""
 
 
 def _hit(
@@ -32,11 +28,11 @@ def _hit(
 ) -> Hit:
     """One hit: the devices first, then the reasons, then who it is and where."""
     process = opener.process
-    owner = None
-    if process is not None:
-        in_container = place is not None and place.container is not None
-        owner = container_owner(node, process) if in_container else None
-        owner = owner or process.login_user or process.user
+    owner = process.login_user if process is not None else None
+    if process is not None and place is None:
+        owner = owner or process.user
+    elif process is not None and place is not None and place.container is not None:
+        owner = container_owner(node, process) or owner
     return Hit(
         opened.subject_of(node, opener, opens),
         (
@@ -54,70 +50,6 @@ def _hit(
 # ------------------------------------------------------------------ in a container
 
 
-class _Judged(NamedTuple):
-    """How grave an open by a container is at most, and why."""
-
-    severity: Severity
-    why: tuple[str, ...]
-    requests: tuple[Evidence, ...] = ()
-    """How the container came to see GPUs at all."""
-
-
-def _not_asked(node: Node) -> str | None:
-    """Why nobody can tell what was handed out on this node; None when it can be told."""
-    for name in HANDING_OUT:
-        source = node.source(name)
-        if source is not None and source.state in ("failed", "skipped"):
-            return f"{name} gave no answer ({source.reason or source.state})"
-    if all(node.source(name) is None for name in HANDING_OUT):
-        return "no scheduler was asked"
-    return None
-
-
-def _allocation(
-    node: Node, policy: Policy, opener: Opener, place: Inside, opens: Sequence[DeviceOpen]
-) -> _Judged:
-    """Whether it is sure that nobody gave a container these devices."""
-    process = opener.process
-    where = f"in a container? yes, {place.name}"
-    if process is None:
-        return _Judged("warning", (where, "given this GPU? cannot tell: nothing is known of it"))
-    ties = claims(node, policy, process)
-    expected = next(
-        (c for c in opened.proven(node, policy, process, place) if opened.references(c)), None
-    )
-    if expected is not None:
-        given = ", ".join(opened.references(expected)[:8])
-        return _Judged("warning", (where, f"given this GPU? no: {expected.name} was given {given}"))
-    allocation = container_allocation(node, process, ties)
-    if allocation is None:
-        silent = next((c for c in ties if c.unanswered), None)
-        why = (
-            f"{silent.source} gave no answer ({silent.unanswered})"
-            if silent is not None
-            else "its runtime could not be asked"
-        )
-        return _Judged("warning", (where, f"given this GPU? cannot tell: {why}"))
-    if allocation.verdict != "rogue-container":
-        return _Judged("warning", allocation.notes, allocation.requests)
-    why_not = list(allocation.notes)
-    severity: Severity = "critical"
-    if not place.answered:
-        named = allocation.claim is not None and all(
-            opened.gives_device(node, allocation.claim, one) for one in opens
-        )
-        # Its workload was given the device; only the tie to it is not confirmed.
-        severity = "warning" if named else "error"
-        if place.container is not None and place.container.confirmed:
-            why_not.append("its runtime did not tell of it within its time")
-    in_pod = any(c.source == "kubernetes" and not c.unanswered for c in ties)
-    silent_source = None if in_pod else _not_asked(node)
-    if silent_source is not None:
-        severity = min(severity, "error", key=severity_rank)
-        why_not.append(f"not sure: {silent_source}")
-    return _Judged(severity, tuple(why_not), allocation.requests)
-
-
 def container_opens_accelerator(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """Containers that use an accelerator which no proven claim gives them."""
     for opener in opened.openers(node):
@@ -130,9 +62,11 @@ def container_opens_accelerator(node: Node, policy: Policy, rows: Sequence[Row])
         opens = opened.not_given(node, policy, opener, place, opener.opens)
         if not opens:
             continue
-        judged = _allocation(node, policy, opener, place, opens)
-        severity = judged.severity if opened.was_opened(opens) else "warning"
-        hit = _hit(node, opener, opens, opened.notes(judged.why), severity=severity, place=place)
+        judged = open_allocation.judged(node, policy, opener, place, opens)
+        severity, why = judged.severity, judged.why
+        if not opened.was_opened(opens):
+            severity, why = "warning", (*why, "an open that succeeded was not seen")
+        hit = _hit(node, opener, opens, opened.notes(why), severity=severity, place=place)
         hit = hit._replace(evidence=tuple(dict.fromkeys(hit.evidence + judged.requests)))
         if severity == "critical":
             hit = hit._replace(verdict="rogue-container")
@@ -179,6 +113,17 @@ def _is_tool_of_an_administrator(node: Node, process: Process) -> bool:
     return process.uid == 0 and process.tty is not None and logged_in
 
 
+def _may_be(node: Node, process: Process, claim: Claim) -> bool:
+    """Whether a tie that nobody confirmed leaves a doubt: not where only its environment says so.
+
+    Where the controller answers, a job that it does not know is one that anybody can write there.
+    """
+    source = node.source(claim.source)
+    if source is None or source.state != "ok":
+        return True
+    return process.cgroup is not None and process.cgroup.slurm_job is not None
+
+
 def accelerator_opened_outside_jobs(
     node: Node, policy: Policy, rows: Sequence[Row]
 ) -> Iterator[Hit]:
@@ -186,7 +131,7 @@ def accelerator_opened_outside_jobs(
     by = [
         s.name
         for s in node.snapshot.sources
-        if s.name in HANDING_OUT and s.scheduled and s.state == "ok"
+        if s.name in open_allocation.HANDING_OUT and s.scheduled and s.state == "ok"
     ]
     if not by:
         return
@@ -214,7 +159,7 @@ def accelerator_opened_outside_jobs(
                 c.source == "systemd" and c.proof == "proven" for c in ties
             ):
                 continue
-            silent = next((c for c in ties if c.unanswered), None)
+            silent = next((c for c in ties if c.unanswered and _may_be(node, process, c)), None)
             if silent is not None:
                 severity = "warning"
                 why = [
