@@ -99,6 +99,11 @@ class LoadedObject:
         try:
             # By a link: it lives beside the programs of runc and systemd and ends with us.
             return self._bpf.pointer("bpf_program__attach_cgroup", program, root)
+        except PermissionError as error:
+            raise Denied(
+                "the cgroup root has another device program, attached for itself alone",
+                remedy="detach it (bpftool cgroup tree), or have it attached with its 'multi' flag",
+            ) from error
         finally:
             os.close(root)
 
