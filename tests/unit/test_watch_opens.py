@@ -170,6 +170,10 @@ def test_another_name_is_told_and_a_relative_path_tells_nothing() -> None:
     assert fact(book.entries()[key], MAJORS, NAMES).renamed is None
     (key,) = book.opened(opened(identity(102), path="/dev/nvidia0"))
     assert fact(book.entries()[key], MAJORS, NAMES).renamed is False
+    (key,) = book.opened(opened(identity(103), minor=3, path="/dev/nvidia3"))
+    assert fact(book.entries()[key], MAJORS, NAMES).renamed is False
+    (key,) = book.opened(opened(identity(104), minor=3, path="/root/nvidia3"))
+    assert fact(book.entries()[key], MAJORS, NAMES).renamed is True
 
 
 @given(

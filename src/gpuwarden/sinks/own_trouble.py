@@ -35,7 +35,8 @@ MEMORY_NOT_KEPT = Advisory(
     "after a restart, alarms may come again, and history has a hole.",
     steps=("follow the remedy that the evidence names",),
 )
-OWN_RULES = frozenset(rule.id for rule in (ALARMS_DROPPED, SINK_NOT_ANSWERING, MEMORY_NOT_KEPT))
+OWN_ADVISORIES = (ALARMS_DROPPED, SINK_NOT_ANSWERING, MEMORY_NOT_KEPT)
+OWN_RULES = frozenset(rule.id for rule in OWN_ADVISORIES)
 """Always evaluated by ``OwnTrouble``."""
 
 

@@ -16,26 +16,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from gpuwarden.errors import GpuwardenError
-from gpuwarden.finding import Finding
+from gpuwarden.errors import GpuwardenError, UsageError
 from gpuwarden.host import Host
-from gpuwarden.life import FindingLife
 from gpuwarden.model import DeviceOpen, Process
 from gpuwarden.policy import Policy
-from gpuwarden.probes.choose import Choice, chosen, watched_numbers
-from gpuwarden.probes.events import ExitEvent, OpenEvent
-from gpuwarden.probes.settings import Settings
+from gpuwarden.probes.choose import Choice
+from gpuwarden.probes.events import GroupEvent
 from gpuwarden.scan import ScanOptions
-from gpuwarden.sensors.device_nodes import Majors, assigned_majors, read_majors
 from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.nvml.sampler import Sampler
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.process.executables import read_namespace
-from gpuwarden.sinks.dispatcher import Dispatcher
-from gpuwarden.sinks.own_trouble import OWN_RULES, OwnTrouble
-from gpuwarden.sinks.sink import Sink
-from gpuwarden.store import Store
+from gpuwarden.sinks.own_trouble import OWN_RULES
 from gpuwarden.watch import examiner, judgement
+from gpuwarden.watch.denying import DEADLINE_SECONDS as DOORMAN_SECONDS
+from gpuwarden.watch.denying import Denying, Doorman
+from gpuwarden.watch.device_side import DeviceSide
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.judging import Judging
 from gpuwarden.watch.open_judge import OPEN_RULE_IDS, Surroundings
@@ -44,16 +40,13 @@ from gpuwarden.watch.options import WatchOptions
 from gpuwarden.watch.own_processes import OwnProcesses
 from gpuwarden.watch.own_sight import SIGHT_RULES, OwnSight, Sight
 from gpuwarden.watch.sampling import Sampling
+from gpuwarden.watch.telling import Telling, sinks_of
 from gpuwarden.watch.workers import Worker
 
 BUDGET_SECONDS = 0.02
 """Judged at a stretch before the ring is emptied again."""
-MAJORS_SECONDS = 5.0
-COUNTS_SECONDS = 10.0
-SOON_SECONDS = (0.02, 0.1, 0.3)
-"""After an attempt: when to look whether the device is held."""
-ALWAYS_EVALUATED = OPEN_RULE_IDS | OWN_RULES | SIGHT_RULES
-EVENTS_DESCRIPTOR = 1
+STDOUT = 1
+FOR_EVER = float("inf")
 
 
 class Agent:
@@ -69,123 +62,149 @@ class Agent:
         self.options = options
         self.policy = policy
         self.host = Host(options.root)
+        self.node = read_machine(self.host)
         self.own = OwnProcesses(self.host)
         self.started_at_ns = time.time_ns()
         self.own_sight = OwnSight()
-        self.own_trouble = OwnTrouble()
+        self.devices = DeviceSide(self.host, options, self.own)
+        self.denying: Denying | None = None
         self.stopping = False
-        self.rounds = 0
+        self._workers: dict[str, Worker] = {}
         self._reload = reload_policy
         self._reload_wanted = False
-        self._majors_at = 0.0
-        self._counts_at = 0.0
-        self._look_at: list[float] = []
-        self._open_rounds: set[str] = set()
+        self._begun = time.monotonic()
+
+    @property
+    def choice(self) -> Choice:
+        """The way in which device opens are seen."""
+        return self.devices.choice
 
     # ---------------------------------------------------------------- set-up
 
     def run(self, ready: Callable[[str], None] = lambda line: None) -> int:
         """Watches until a signal or the end of its time. Errors: UsageError for its options."""
-        sinks = self._sinks()
+        options = self.options
+        sinks = sinks_of([*self.policy.sinks, *options.sinks], events=options.events)
         with ExitStack() as stack:
+            self._wakeup(stack)
             # Children first: they are forked from a process without threads.
             self._start_children(stack)
-            self._open_store(stack)
-            self.majors = self._read_majors()
-            self.life = FindingLife(self.store, node=self.node.hostname)
-            self.dispatcher = Dispatcher(self.store.findings, sinks, current=self.life.current)
-            self.choice = self._choose(stack)
+            self.telling = Telling(options.state_directory, sinks, node=self.node.hostname)
+            self.devices.start(stack)
             self._make_watch()
-            self.dispatcher.start()
-            stack.callback(self._end_sinks)
-            self._start_listeners(stack)
+            if options.enforce:
+                self._enforce()
+            self.telling.start(stack)
+            self._listen(stack)
             self._signals(stack)
             ready(str(self.choice))
             self._loop(stack)
         return 0
 
-    def _sinks(self) -> list[Sink]:
-        from gpuwarden.sinks.specs import parse_sinks
-        from gpuwarden.watch.text_sink import TextSink
-
-        named = parse_sinks(dict.fromkeys([*self.policy.sinks, *self.options.sinks]))
-        if named:
-            return named
-        # Lines of JSON and lines for a person do not mix.
-        return parse_sinks(["stdout"]) if self.options.events else [TextSink()]
-
     def _start_children(self, stack: ExitStack) -> None:
         options = self.options
-        self.node = read_machine(self.host)
-        judge = judgement.Judgement(
-            options.root,
-            ScanOptions(nvml_library=options.nvml_library),
-            self.policy,
-            options.policy_path,
-        )
-        self.judge_worker = Worker("judge", judge, deadline_seconds=judgement.DEADLINE_SECONDS)
-        self.examiner_worker = Worker(
-            "examiner", examiner.Examiner(options.root), deadline_seconds=examiner.DEADLINE_SECONDS
-        )
-        for worker in (self.judge_worker, self.examiner_worker):
+        jobs: dict[str, tuple[Callable[[bytes], bytes], float]] = {
+            "judge": (self._judge_job(), judgement.DEADLINE_SECONDS),
+            "examiner": (examiner.Examiner(options.root), examiner.DEADLINE_SECONDS),
+        }
+        if options.enforce:
+            jobs["doorman"] = (Doorman(options.root), DOORMAN_SECONDS)
+        for name, (job, seconds) in jobs.items():
+            worker = self._workers[name] = Worker(name, job, deadline_seconds=seconds)
             worker.start()
             stack.callback(worker.stop)
-        self.judging = Judging(self.judge_worker, interval_seconds=options.scan_interval_seconds)
+        self.judging = Judging(
+            self._workers["judge"], interval_seconds=options.scan_interval_seconds
+        )
         self.sampling = Sampling(
-            self.host, Sampler(self.host, library=options.nvml_library), self.node.boot_id
+            self.host,
+            Sampler(self.host, library=options.nvml_library),
+            self.node.boot_id,
+            self.policy.thresholds,
+            interval_seconds=options.interval_seconds,
         )
         stack.callback(self.sampling.sampler.close)
 
-    def _open_store(self, stack: ExitStack) -> None:
-        try:
-            self.store = Store(self.options.state_directory)
-        except GpuwardenError as error:
-            self.store = Store.volatile(self.options.state_directory, error)
-        stack.callback(self.store.close)
-
-    def _read_majors(self) -> Majors:
-        try:
-            listed = read_majors(self.host)
-        except GpuwardenError:
-            return assigned_majors()
-        # A node can be made and tried before its driver is loaded.
-        return Majors({**assigned_majors().names, **listed.names}, listed.misc)
-
-    def _choose(self, stack: ExitStack) -> Choice:
-        options = self.options
-        settings = Settings(limit_events=options.limit_events, return_values=options.return_values)
-        return stack.enter_context(
-            chosen(watched_numbers(self.majors), settings, host=self.host, ways=options.ways)
+    def _judge_job(self) -> judgement.Judgement:
+        return judgement.Judgement(
+            self.options.root,
+            ScanOptions(nvml_library=self.options.nvml_library),
+            self.policy,
+            self.options.policy_path,
         )
 
     def _make_watch(self) -> None:
         same_pids = self.node.host_pid_namespace is not False
         identities = Identities(self.host, boot_time_ns=self.node.boot_time_ns, same_pids=same_pids)
-        mounts = _host_mounts(self.host)
         self.watch = OpenWatch(
             identities=identities,
             surroundings=Surroundings(
-                node=self.node, host_mount_namespace=mounts, init=identities.init()
+                node=self.node,
+                host_mount_namespace=_host_mounts(self.host),
+                init=identities.init(),
             ),
             policy=self.policy,
             policy_path=self.options.policy_path,
-            majors=self.majors,
-            worker=self.examiner_worker,
-            observe=self._observe_opens,
+            majors=self.devices.majors,
+            worker=self._workers["examiner"],
+            observe=lambda findings: self.telling.observe(findings, frozenset()),
             tell=self._tell if self.options.events else None,
             return_values=self.options.return_values,
         )
+        self.devices.attend(self.watch, self.judging.changed, self._process_ended)
 
-    def _start_listeners(self, stack: ExitStack) -> None:
+    def _process_ended(self, pid: int) -> None:
+        self.sampling.ended(pid)
+        self.judging.changed()
+
+    def _enforce(self) -> None:
+        probe = self.choice.probe
+        if probe is None or not self.choice.can_deny:
+            raise UsageError(
+                f"--enforce: nothing can be denied here: {self.choice}",
+                remedy="root, and a kernel with cgroup and BPF support",
+            )
+        self.denying = Denying(
+            self.host,
+            self.policy,
+            probe,
+            self._workers["doorman"],
+            dry_run=self.options.dry_run,
+            tell=self.say,
+        )
+        self.denying.existing()
+        if self.options.pin:
+            for path in probe.pin():
+                self.say(f"pinned {path}; undo with: gpuwarden watch --unpin")
+
+    @staticmethod
+    def say(line: str) -> None:
+        """A line for whoever reads the agent's standard error."""
+        from gpuwarden.outputs.words import escape
+
+        sys.stderr.write(f"gpuwarden: {escape(line)}\n")
+        sys.stderr.flush()
+
+    def _listen(self, stack: ExitStack) -> None:
         """The metrics endpoint and Falco's listener, where they are asked for."""
+        from gpuwarden.watch import listeners
 
-    def _signals(self, stack: ExitStack) -> None:
-        ours, theirs = socket.socketpair()
-        for one in (ours, theirs):
+        self.falco = listeners.falco(self, stack)
+        self.metrics = listeners.metrics(self, stack)
+
+    def _wakeup(self, stack: ExitStack) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        for one in (self._ours, self._theirs):
             one.setblocking(False)
             stack.callback(one.close)
-        self._wakeup = ours
-        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+
+    def wake(self) -> None:
+        """Makes the loop turn; from any thread."""
+        with contextlib.suppress(OSError):
+            self._theirs.send(b"w")
+
+    def _signals(self, stack: ExitStack) -> None:
+        before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         stack.callback(signal.set_wakeup_fd, before)
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._stop))
@@ -197,234 +216,133 @@ class Agent:
     def _hang_up(self, number: int, frame: object) -> None:
         self._reload_wanted = True
 
-    def _end_sinks(self) -> None:
-        self.dispatcher.drain(2.0)
-        self.dispatcher.stop()
-
     # ---------------------------------------------------------------- the loop
 
     def _loop(self, stack: ExitStack) -> None:
         self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._selector.register(self._ours, selectors.EVENT_READ)
         self._registered: dict[str, int] = {}
-        begun = time.monotonic()
-        next_round = begun
+        next_round = self._begun = time.monotonic()
         while not self.stopping:
             now = time.monotonic()
+            if now - self._begun >= (self.options.for_seconds or FOR_EVER):
+                return
             if now >= next_round:
                 self._round()
                 next_round = max(next_round + self.options.interval_seconds, now)
-            self.judging.ask(self.sampling.memory(time.time_ns())) if self._may_judge() else None
-            if self.options.for_seconds is not None and now - begun >= self.options.for_seconds:
-                return
+            if self.judging.is_due:
+                self.judging.ask(self.sampling.memory(time.time_ns()))
             self._register()
             self._selector.select(self._patience(next_round))
             with contextlib.suppress(BlockingIOError):
-                self._wakeup.recv(4096)
+                self._ours.recv(4096)
             if self._reload_wanted:
                 self._reload_policy()
             self._turn()
 
-    def _may_judge(self) -> bool:
-        return not self.judge_worker.busy and self.judging.seconds_to_wait() <= 0
-
     def _patience(self, next_round: float) -> float:
-        waits = [next_round - time.monotonic(), self.judging.seconds_to_wait()]
-        waiting = self.watch.seconds_to_wait()
-        if waiting is not None:
-            waits.append(waiting)
-        if self._look_at:
-            waits.append(self._look_at[0] - time.monotonic())
-        return max(min(waits), 0.0)
+        waits = [
+            next_round - time.monotonic(),
+            self.judging.seconds_to_wait(),
+            self.watch.seconds_to_wait(),
+            self.devices.seconds_to_wait(),
+            None if self.denying is None else self.denying.seconds_to_wait(),
+        ]
+        return max(min(wait for wait in waits if wait is not None), 0.0)
 
     def _register(self) -> None:
         """Keeps the selector at the descriptors there are: children come and go."""
-        wanted = {
-            "judge": self.judge_worker.fileno(),
-            "examiner": self.examiner_worker.fileno(),
-            "sampler": self.sampling.sampler.fileno(),
-            "probe": self.choice.probe.fileno() if self.choice.probe is not None else None,
-        }
+        wanted = {name: worker.fileno() for name, worker in self._workers.items()}
+        wanted["sampler"] = self.sampling.sampler.fileno()
+        wanted["probe"] = None if self.choice.probe is None else self.choice.probe.fileno()
         for name, descriptor in wanted.items():
             known = self._registered.get(name)
             if known == descriptor:
                 continue
             if known is not None:
-                with contextlib.suppress(KeyError, ValueError, OSError):
-                    self._selector.unregister(known)
+                self._unregister(known)
                 del self._registered[name]
             if descriptor is not None:
-                with contextlib.suppress(KeyError):
-                    # The number may have been another child's a moment ago.
-                    self._selector.unregister(descriptor)
+                # The number may have been another child's a moment ago.
+                self._unregister(descriptor)
                 self._selector.register(descriptor, selectors.EVENT_READ)
                 self._registered[name] = descriptor
-        self.own.set_children(
-            {
-                pid
-                for pid in (
-                    self.judge_worker.pid,
-                    self.examiner_worker.pid,
-                    self.sampling.sampler.child_pid,
-                )
-                if pid is not None
-            }
-        )
+        pids = {worker.pid for worker in self._workers.values() if worker.pid is not None}
+        self.own.set_children(pids | set(self.sampling.sampler.child_pids))
+
+    def _unregister(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(descriptor)
 
     def _turn(self) -> None:
         """Takes whatever is there, without waiting."""
-        self._take_events()
+        groups = self.devices.take()
+        if self.denying is not None:
+            self._deny(self.denying, groups)
+        if self.falco is not None:
+            self.watch.events(self.falco.events(self.watch.surroundings.device_nodes))
         self.watch.answered()
-        self._look_for_holders()
+        self.devices.look()
         self.watch.work(BUDGET_SECONDS)
         changed, samples = self.sampling.take()
         if samples:
-            self.store.samples.record(samples)
+            self.telling.store.samples.record(samples)
         if changed:
             self.judging.changed()
         self._take_judgement()
 
-    def _take_events(self) -> None:
-        probe = self.choice.probe
-        if probe is None:
-            return
-        events = probe.poll(0)
-        if not events:
-            return
-        mine = []
-        for event in events:
-            if isinstance(event, OpenEvent):
-                if self.own.has(event.process):
-                    continue
-            elif isinstance(event, ExitEvent):
-                self.sampling.ended(event.pid)
-                self.judging.changed()
-            mine.append(event)
-        before = self.watch.book.attempts_waiting
-        self.watch.events(mine)
-        if self.watch.book.attempts_waiting > before and not self._look_at:
-            now = time.monotonic()
-            self._look_at = [now + seconds for seconds in SOON_SECONDS]
-
-    def _look_for_holders(self, *, now: bool = False) -> None:
-        probe = self.choice.probe
-        if probe is None or not (now or (self._look_at and time.monotonic() >= self._look_at[0])):
-            return
-        if self._look_at:
-            del self._look_at[0]
-        own = self.own.pids
-        try:
-            held = [one for one in probe.holders() if one.pid not in own]
-        except GpuwardenError:
-            return
-        if self.watch.held(held, time.time_ns()):
-            self.judging.changed()
+    @staticmethod
+    def _deny(denying: Denying, groups: Sequence[GroupEvent]) -> None:
+        denying.events(groups)
+        denying.ask()
+        denying.answered()
 
     # ---------------------------------------------------------------- rounds
 
     def _round(self) -> None:
         """Once a second."""
-        self.rounds += 1
-        now, now_ns = time.monotonic(), time.time_ns()
+        now_ns = time.time_ns()
         self.sampling.sampler.request()
-        self._poll()
-        self._look_for_holders(now=True)
-        if self.choice.probe is not None:
-            self.watch.expired(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-        if now - self._majors_at >= MAJORS_SECONDS:
-            self._majors_at = now
-            self._follow_majors()
-        self._forget(self.watch.tick(now_ns), now)
-        own = self.own_trouble.findings(self.dispatcher.health(), self.store.troubles, now_ns)
-        own += self.own_sight.findings(self._sight(), now_ns)
-        self._observe([*self.watch.current(now_ns), *own], ALWAYS_EVALUATED)
-        self.store.trim(now_ns)
-
-    def _poll(self) -> None:
-        poll = self.choice.poll
-        if poll is None:
-            return
-        try:
-            found = poll.look()
-        except GpuwardenError:
-            return
-        self.watch.events([event for event in found if not self.own.has(event.process)])
-        if found:
-            self.judging.changed()
-
-    def _follow_majors(self) -> None:
-        majors = self._read_majors()
-        if majors == self.majors:
-            return
-        self.majors = self.watch.majors = majors
-        if self.choice.probe is not None:
-            self.choice.probe.watch(watched_numbers(majors))
-        self.judging.changed()
-
-    def _forget(self, ended: Sequence[tuple[int, int]], now: float) -> None:
-        probe = self.choice.probe
-        if probe is None:
-            return
-        if ended or now - self._counts_at >= COUNTS_SECONDS:
-            self._counts_at = now
-            self.watch.counted(probe.counts())
-        for pid, start_ns in ended:
-            keys = self.watch.book.forget(pid, start_ns)
-            probe.forget(pid, start_ns, {key[2:5] for key in keys})
+        self.devices.round()
+        self.devices.forget(self.watch.tick(now_ns))
+        own = self.telling.troubles(now_ns) + self.own_sight.findings(self._sight(), now_ns)
+        evaluated = OPEN_RULE_IDS | OWN_RULES | SIGHT_RULES
+        if self.falco is not None:
+            own += self.falco.findings(now_ns)
+            evaluated |= self.falco.rules
+        self.telling.observe([*self.watch.current(now_ns), *own], evaluated)
+        self.telling.store.trim(now_ns)
+        if self.metrics is not None:
+            self.metrics.fill(self)
 
     def _sight(self) -> Sight:
-        counts = self.watch.counts
-        dropped = {
-            "the agent's own queue was full": counts.queue_full,
-            "too many processes at once": self.watch.book.crowded_out,
-        }
-        if self.choice.probe is not None:
-            probe = self.choice.probe.counters()
-            dropped |= {
-                "opens, no room in the ring": probe.dropped_opens,
-                "returns, no room in the ring": probe.dropped_returns,
-                "execs, no room in the ring": probe.dropped_execs,
-                "exits, no room in the ring": probe.dropped_exits,
-                "records that could not be decoded": probe.malformed,
-            }
-        sampling = self.sampling
         return Sight(
-            dropped=dropped,
+            dropped=self.devices.lost(),
             way=f"watching by {self.choice.way}",
             polled=self.choice.poll is not None,
             refused=tuple(f"not by {one.way}: {one.reason}" for one in self.choice.refused),
-            sampling_error=str(sampling.error or ""),
-            sampling_failing_since_ns=sampling.failing_since_ns,
+            sampling_error=str(self.sampling.error or ""),
+            sampling_failing_since_ns=self.sampling.failing_since_ns,
             judgement_error=self.judging.error,
         )
-
-    # ---------------------------------------------------------------- findings
 
     def _take_judgement(self) -> None:
         judged = self.judging.take()
         if judged is None:
             return
         report = judged.report
-        around = self.watch.surroundings
-        around.node, around.sensors, around.gpus = report.node, report.sensors, report.gpus
-        around.device_nodes = judged.device_nodes
-        if judged.asked_at_ns >= around.sources_at_ns:
-            around.sources, around.workloads = report.sources, judged.workloads
-            around.sources_at_ns = judged.asked_at_ns
-        around.keep(judged.containers)
+        self.watch.judged(judged)
         self.sampling.judged({kin.pid: kin for kin in judged.kin})
+        if self.denying is not None:
+            self.denying.known(judged.containers)
+        if self.metrics is not None:
+            self.metrics.judged(judged)
         evaluated = frozenset(run.rule for run in report.rules if run.state == "ok")
-        self._observe(report.findings, evaluated)
+        self.telling.observe(report.findings, evaluated)
         now = {finding.id for finding in report.findings}
-        if any(f.rule in evaluated and f.id not in now for f in self.life.open.values()):
+        open_now = self.telling.life.open.values()
+        if any(one.rule in evaluated and one.id not in now for one in open_now):
             self.judging.follow_up()
-
-    def _observe_opens(self, findings: list[Finding]) -> None:
-        self._observe(findings, frozenset())
-
-    def _observe(self, findings: Sequence[Finding], evaluated: frozenset[str]) -> None:
-        if self.life.observe(findings, time.time_ns(), evaluated):
-            self.dispatcher.wake()
 
     def _tell(
         self, event: DeviceOpen, process: Process, lineage: Sequence[Process], at_ns: int
@@ -439,8 +357,10 @@ class Agent:
             node=self.node.hostname,
             at_ns=at_ns,
         )
+        data = memoryview(line + b"\n")
         with contextlib.suppress(BrokenPipeError):
-            os.write(EVENTS_DESCRIPTOR, line + b"\n")
+            while data:
+                data = data[os.write(STDOUT, data) :]
 
     def _reload_policy(self) -> None:
         self._reload_wanted = False
@@ -449,18 +369,16 @@ class Agent:
         try:
             policy = self._reload()
         except GpuwardenError as error:
-            print(f"gpuwarden: the policy stays as it was: {error}", file=sys.stderr)  # noqa: T201
+            self.say(f"the policy stays as it was: {error}")
             return
         self.policy = self.watch.policy = policy
-        # The judge has the old one: the next request starts another.
-        self.judge_worker.stop()
-        self.judge_worker.job = judgement.Judgement(
-            self.options.root,
-            ScanOptions(nvml_library=self.options.nvml_library),
-            policy,
-            self.options.policy_path,
-        )
+        # The judge has the old one: its next request starts another.
+        self._workers["judge"].stop()
+        self._workers["judge"].job = self._judge_job()
+        if self.denying is not None:
+            self.denying.reload(policy)
         self.judging.changed()
+        self.say("the policy was read again")
 
 
 def _host_mounts(host: Host) -> int | None:

@@ -39,6 +39,10 @@ class Judging:
         """A finding did not show this time: look again soon whether it is over."""
         self._due = min(self._due, max(time.monotonic() + FOLLOW_UP_SECONDS, self._not_before))
 
+    @property
+    def is_due(self) -> bool:
+        return not self.worker.busy and time.monotonic() >= self._due
+
     def seconds_to_wait(self) -> float:
         if self.worker.busy:
             left = self.worker.seconds_left()

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuwarden.errors import GpuwardenError
@@ -31,6 +31,7 @@ from gpuwarden.watch import examiner
 from gpuwarden.watch.alarms import Alarms
 from gpuwarden.watch.examiner import Examination, Examined
 from gpuwarden.watch.identity import Identities, ticks
+from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
     Surroundings,
     container_of,
@@ -82,6 +83,12 @@ class Counts(Struct):
     """Of them, those that were judged without: nobody told in time."""
     ask_failures: int = 0
     queue_full: int = 0
+    by_kind: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Events by how and, at the time they came, state."""
+
+    def event(self, kind: str, state: str) -> None:
+        key = (kind, state)
+        self.by_kind[key] = self.by_kind.get(key, 0) + 1
 
 
 class OpenWatch:
@@ -127,6 +134,7 @@ class OpenWatch:
         for event in events:
             if isinstance(event, OpenEvent):
                 self.counts.opens += 1
+                self.counts.event(event.how, event.state)
                 self._opened(event)
             elif isinstance(event, OpenReturn):
                 self.counts.returns += 1
@@ -413,6 +421,25 @@ class OpenWatch:
         if self._untold:
             times.append(self._untold[0][0] + HELD_SECONDS)
         return None if not times else max(min(times) - time.monotonic(), 0.01)
+
+    @property
+    def pending(self) -> int:
+        """Processes that wait for what their container or job is."""
+        return len(self._waiting)
+
+    def judged(self, judged: Judged) -> None:
+        """What a judgement of the whole node saw: opens are judged with it from now on."""
+        report, around = judged.report, self.surroundings
+        around.node, around.sensors, around.gpus = report.node, report.sensors, report.gpus
+        around.device_nodes = judged.device_nodes
+        if judged.asked_at_ns >= around.sources_at_ns:
+            around.sources, around.workloads = report.sources, judged.workloads
+            around.sources_at_ns = judged.asked_at_ns
+        around.keep(judged.containers)
+
+    def forget(self, pid: int, start_time_ns: int) -> list[EntryKey]:
+        """The keys of a process that has ended; they are not remembered any longer."""
+        return self.book.forget(pid, start_time_ns)
 
     def container_of(self, process: Process) -> Container | None:
         """Its container as far as it is known."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpuwarden.model import DeviceOpen, OpenState
 from gpuwarden.probes.events import (
     HeldDescriptor,
+    How,
     OpenCount,
     OpenEvent,
     OpenReturn,
@@ -24,7 +25,7 @@ ENTRIES_LIMIT = 1 << 16
 FURTHEST: tuple[OpenState, ...] = ("denied", "unknown", "attempted", "opened")
 """States by how far an open came, the furthest last; what is unknown may have come further."""
 
-Key = tuple[int, int, int, int, str, str]
+Key = tuple[int, int, int, int, How, str]
 """(pid, start time since boot in ns, major, minor, how, our own denial)."""
 HolderKey = tuple[int, int, int, int]
 
@@ -224,7 +225,7 @@ class OpenBook:
         )
 
     def _hold(self, one: HeldDescriptor, at_ns: int, *, at_start: bool) -> Key | None:
-        key = (one.pid, one.start_time_ns, one.major, one.minor, "held", "")
+        key: Key = (one.pid, one.start_time_ns, one.major, one.minor, "held", "")
         if key in self._entries:
             return None
         event = OpenEvent(
@@ -271,8 +272,9 @@ def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]
     event = entry.event
     known = names.get((event.major, event.minor))
     renamed: bool | None = None
-    if event.path is not None and event.path.startswith("/") and known:
-        renamed = event.path not in known
+    if event.path is not None and event.path.startswith("/"):
+        # A number that has no node here may have one in a container's /dev.
+        renamed = event.path not in known if known else not event.path.startswith("/dev/")
     return DeviceOpen(
         pid=event.process.pid,
         start_time_ticks=ticks(event.process.start_time_ns),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -73,8 +73,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     judgement_error: str = ""
 
 
-def _finding(advisory: Advisory, name: str, evidence: Iterator[Evidence]) -> Finding:
-    subject = Subject(kind="source", name=name)
+def own_finding(advisory: Advisory, subject: Subject, evidence: Iterable[Evidence]) -> Finding:
+    """A finding about the agent's own sight."""
     return Finding(
         id=finding_id(advisory.id, subject),
         rule=advisory.id,
@@ -85,6 +85,10 @@ def _finding(advisory: Advisory, name: str, evidence: Iterator[Evidence]) -> Fin
         evidence=tuple(evidence),
         advice=advisory.steps,
     )
+
+
+def _finding(advisory: Advisory, name: str, evidence: Iterable[Evidence]) -> Finding:
+    return own_finding(advisory, Subject(kind="source", name=name), evidence)
 
 
 class OwnSight:

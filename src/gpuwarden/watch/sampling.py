@@ -10,6 +10,7 @@ from msgspec import Struct
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Gpu, GpuClient
+from gpuwarden.policy import Thresholds
 from gpuwarden.sensors import logins
 from gpuwarden.sensors.nvml.sampler import Round, Sampler
 from gpuwarden.sensors.process import stat_lines
@@ -30,11 +31,23 @@ class _Start(Struct):
 class Sampling:
     """The newest round and what the rounds add up to; one thread."""
 
-    def __init__(self, host: Host, sampler: Sampler, boot_id: str | None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        sampler: Sampler,
+        boot_id: str | None,
+        thresholds: Thresholds,
+        *,
+        interval_seconds: float = 1.0,
+    ) -> None:
         self._host = host
         self._boot_id = boot_id
         self.sampler = sampler
-        self.tracker = UsageTracker()
+        self.tracker = UsageTracker(
+            boot_id=boot_id,
+            sustained_minutes=thresholds.sustained_minutes,
+            interval_seconds=interval_seconds,
+        )
         self.gpus: tuple[Gpu, ...] = ()
         self.clients: tuple[GpuClient, ...] = ()
         self.at_ns = 0
