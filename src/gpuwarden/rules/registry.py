@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from gpuwarden.finding import Advisory
 from gpuwarden.rules import advisories as text
-from gpuwarden.rules import driver_libraries, node_rules, open_rules, row_rules
+from gpuwarden.rules import driver_libraries, node_rules, open_rules, row_rules, time_rules
 from gpuwarden.rules import open_advisories as open_text
+from gpuwarden.rules import time_advisories as time_text
 from gpuwarden.rules.row_rules import HitFunction
 
 
@@ -53,7 +54,19 @@ OPEN_RULES: tuple[Rule, ...] = (
 )
 """Over device opens as they happen; only `watch` sees them."""
 
-TIME_RULES: tuple[Rule, ...] = ()
+TIME_RULES: tuple[Rule, ...] = (
+    Rule(
+        time_text.GPU_BUSY_WITHOUT_PROCESS_SUSTAINED,
+        time_rules.gpu_busy_without_process_sustained,
+    ),
+    Rule(time_text.GPU_BURSTS_ON_IDLE_NODE, time_rules.gpu_bursts_on_idle_node),
+    Rule(time_text.GPU_MEMORY_KEPT_AFTER_EXIT, time_rules.gpu_memory_kept_after_exit),
+    Rule(time_text.GPU_PROCESS_RESPAWNS, time_rules.gpu_process_respawns),
+    Rule(
+        time_text.GPU_COMPUTE_SUSTAINED_SMALL_MEMORY,
+        time_rules.gpu_compute_sustained_small_memory,
+    ),
+)
 """Over how GPUs were used for minutes and hours; only `watch` remembers."""
 
 RULE_IDS: frozenset[str] = frozenset(

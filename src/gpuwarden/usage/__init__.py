@@ -7,7 +7,7 @@ is unknown for that round, never idle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -51,6 +51,8 @@ class _Round(NamedTuple):
     gpus: dict[str, Gpu]
     counts: Counter[str]
     """Clients by GPU id."""
+    readable: frozenset[str]
+    """GPUs whose process list was read: who is not on it is not there."""
 
 
 def windows_for(sustained_minutes: int) -> tuple[int, int]:
@@ -85,6 +87,7 @@ class UsageTracker:
         self._last_ns = self._tidied_ns = 0
         self._live: dict[ClientKey, Series] = {}
         self._ended: dict[ClientKey, Series] = {}
+        self._starts: dict[int, int | None] = {}
         self._binaries: dict[ClientKey, Binary] = {}
         self._departures = Departures()
         self._successions = Successions()
@@ -102,12 +105,15 @@ class UsageTracker:
         starts: Mapping[int, int],
         binaries: Mapping[int, tuple[str, str | None, int | None, int | None]],
         somebody_logged_in: bool | None,
+        *,
+        unread_lists: Collection[str] = (),
     ) -> None:
         """What one round saw.
 
         ``starts`` holds start times in clock ticks by pid, ``binaries`` path, ``device``
         (``major:minor``), inode and uid by pid. ``somebody_logged_in`` is None when that could not
-        be told. A GPU with an ``error``, or whose ``processes`` are unread, ends nobody.
+        be told. ``unread_lists`` names GPUs whose process list was not read in this round: nobody
+        ends there, nor on a GPU with an ``error`` or with its ``processes`` unread.
         """
         if at_ns <= self._last_ns:
             if self._last_ns - at_ns > CLOCK_SET_BACK_NS:
@@ -124,22 +130,33 @@ class UsageTracker:
             somebody_logged_in,
             {gpu.id: gpu for gpu in gpus},
             Counter([client.gpu_id for client in clients]),
+            frozenset(g.id for g in gpus if _is_readable(g)).difference(unread_lists),
         )
         seen: set[ClientKey] = set()
         live = self._live
+        now_starts: dict[int, int | None] = {}
         for client in clients:
-            key = (client.gpu_id, client.pid, starts.get(client.pid))
+            pid = client.pid
+            start = starts.get(pid)
+            if start is None:
+                # Its last thread may be gone from /proc while the driver still lists it.
+                start = self._starts.get(pid)
+            now_starts[pid] = start
+            key = (client.gpu_id, pid, start)
             if key in seen:
                 continue
             seen.add(key)
-            series = live.get(key) or self._series(at_ns, key, binaries)
+            series = live.get(key) or self._series(at_ns, key)
             if series is None:
                 continue
+            if series.binary is None and pid in binaries:
+                self._learn(series, key, Binary(*binaries[pid]))
             series.seen(at_ns, span_ms, client.memory_bytes, 1)
             samples = client.samples
             if samples and series.sampled(samples, at_ns, somebody_logged_in):
                 continue
             self._without_sample(series, client, now)
+        self._starts = now_starts
         self._whole_gpus(now, gpus, clients)
         seen.update((gpu.id, None, None) for gpu in gpus)
         self._ends(now, seen, starts)
@@ -148,12 +165,7 @@ class UsageTracker:
             self._tidied_ns = at_ns
             self._successions.forget(at_ns)
 
-    def _series(
-        self,
-        at_ns: int,
-        key: ClientKey,
-        binaries: Mapping[int, tuple[str, str | None, int | None, int | None]],
-    ) -> Series | None:
+    def _series(self, at_ns: int, key: ClientKey) -> Series | None:
         series = self._live.get(key)
         if series is not None:
             return series
@@ -162,6 +174,9 @@ class UsageTracker:
         if series is not None:
             self._departures.cancel(key)
             series.again(at_ns)
+            binary = self._binaries.get(key)
+            if binary is not None and pid is not None:
+                self._successions.began(gpu_id, binary, RunState(pid, start, at_ns))
         else:
             if len(self._live) + len(self._ended) >= MAX_SERIES:
                 if not self._ended:
@@ -170,12 +185,15 @@ class UsageTracker:
                 self._drop(next(iter(self._ended)))
             series = Series(gpu_id, pid, start, at_ns, self.windows_seconds)
         self._live[key] = series
-        if pid is not None and pid in binaries:
-            binary = Binary(*binaries[pid])
-            self._binaries[key] = binary
-            series.binary = binary.path
-            self._successions.began(gpu_id, binary, RunState(pid, start, at_ns))
         return series
+
+    def _learn(self, series: Series, key: ClientKey, binary: Binary) -> None:
+        """What a process runs: often known a little later than that it is there."""
+        gpu_id, pid, start = key
+        series.binary = binary.path
+        self._binaries[key] = binary
+        if pid is not None:
+            self._successions.began(gpu_id, binary, RunState(pid, start, series.first_ns))
 
     def _drop(self, key: ClientKey) -> None:
         del self._ended[key]
@@ -210,7 +228,7 @@ class UsageTracker:
         before, self._without_client = self._without_client, set()
         memory_now: dict[str, MemoryInUse] = {}
         for gpu in gpus:
-            series = self._series(now.at_ns, (gpu.id, None, None), {})
+            series = self._series(now.at_ns, (gpu.id, None, None))
             if series is None:
                 continue
             mine = [gpu.id, *(part.id for part in parts.get(gpu.id, ()))]
@@ -218,7 +236,7 @@ class UsageTracker:
             series.seen(now.at_ns, now.span_ms, gpu.memory_used_bytes, count)
             if gpu.sm_percent is not None:
                 series.measured(gpu.sm_percent, now.at_ns, now.span_ms, now.login)
-            if not _is_readable(gpu):
+            if gpu.id not in now.readable:
                 continue
             if not count:
                 self._without_client.add(gpu.id)
@@ -237,8 +255,7 @@ class UsageTracker:
         at_ns = now.at_ns
         for key in self._live.keys() - seen:
             gpu_id, pid, start = key
-            gpu = now.gpus.get(gpu_id)
-            readable = gpu is not None and _is_readable(gpu)
+            readable = gpu_id in now.readable
             series = self._live[key]
             if not readable and at_ns - series.last_ns <= UNSEEN_NS:
                 continue
@@ -348,5 +365,5 @@ class UsageTracker:
 
 
 def _is_readable(gpu: Gpu) -> bool:
-    """Whether a GPU's process list was read: who is not on it is not there."""
+    """Whether a GPU itself says that its process list was read."""
     return gpu.error is None and "processes" not in gpu.unread
