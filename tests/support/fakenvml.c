@@ -3,12 +3,15 @@
  *
  * Each line of the file is a record: a word, then key=value fields, all separated by tabs.
  *   system     driver cuda wide(1: process entries of 32 bytes, as early 535 drivers wrote)
+ *              live(1: the file is read again when the GPUs are counted)
  *   gpu        uuid name bus minor total used reserved util memutil temp power mig accounting lost
  *   mig        a MIG device of the last gpu: uuid name gi ci total used
  *   process    on the last gpu or mig: pid memory(or na) kinds(letters C, G, M)
  *   sample     on the last gpu: pid sm mem age_us
+ *   stream     on the last gpu: pid sm; a sample at each multiple of period_us, kept for keep_us;
+ *              every other one shows late_us after its time; shift_us (signed) is added to its time
  *   accounted  on the last gpu: pid sm memory ms start_us running
- *   answer     function gpu(optional) return(a code, "hang", "crash" or "print") unless_root
+ *   answer     function gpu(optional) return(a code, "hang", "spin", "crash" or "print") unless_root
  * An answer record overrides what the named function returns; code 13 makes it absent.
  */
 #define _GNU_SOURCE
@@ -32,7 +35,7 @@ enum {
     TOO_SMALL = 7, LOST = 15
 };
 enum { MAX_GPUS = 64, MAX_DEVICES = 512, MAX_PROCESSES = 16384, MAX_ANSWERS = 64 };
-enum { HANG = -1, CRASH = -2, PRINT = -3 };
+enum { HANG = -1, CRASH = -2, PRINT = -3, SPIN = -4 };
 
 struct device {
     int is_mig, index, owner, mig, lost, accounting;
@@ -42,15 +45,18 @@ struct device {
 };
 struct process { int device; u32 pid; u64 memory; int compute, graphics, mps; };
 struct sample { int device; u32 pid, sm, mem; u64 age_us; };
+struct stream { int device; u32 pid, sm; u64 period_us, keep_us, late_us; long long shift_us; };
 struct accounted { int device; u32 pid, sm, running; u64 memory, ms, start_us; };
 struct answer { char function[64]; int gpu, code, unless_root; };
 
 static struct device devices[MAX_DEVICES];
 static struct process processes[MAX_PROCESSES];
 static struct sample samples[MAX_PROCESSES];
+static struct stream streams[MAX_PROCESSES];
 static struct accounted accounted[MAX_PROCESSES];
 static struct answer answers[MAX_ANSWERS];
-static int n_devices, n_gpus, n_processes, n_samples, n_accounted, n_answers, initialised, wide;
+static int n_devices, n_gpus, n_processes, n_samples, n_accounted, n_answers, initialised, wide, live;
+static int n_streams;
 static int gpus[MAX_GPUS];
 static char driver[80];
 static u32 cuda;
@@ -131,6 +137,7 @@ static void read_record(const char *line)
         text(line, "driver", driver, sizeof driver, "550.54.15");
         cuda = number(line, "cuda", 12040);
         wide = number(line, "wide", 0);
+        live = number(line, "live", 0);
     } else if (!strncmp(line, "gpu", 3)) {
         read_device(line, 0);
     } else if (!strncmp(line, "mig\t", 4) && n_gpus) {
@@ -144,6 +151,12 @@ static void read_record(const char *line)
         samples[n_samples++] = (struct sample){
             gpu, number(line, "pid", 0), number(line, "sm", 0), number(line, "mem", 0),
             number(line, "age_us", 0)};
+    } else if (!strncmp(line, "stream\t", 7) && gpu >= 0 && n_streams < MAX_PROCESSES) {
+        char shift[32];
+        text(line, "shift_us", shift, sizeof shift, "0");
+        streams[n_streams++] = (struct stream){
+            gpu, number(line, "pid", 0), number(line, "sm", 0), number(line, "period_us", 166000),
+            number(line, "keep_us", 12000000), number(line, "late_us", 0), atoll(shift)};
     } else if (!strncmp(line, "accounted\t", 10) && gpu >= 0 && n_accounted < MAX_PROCESSES) {
         accounted[n_accounted++] = (struct accounted){
             gpu, number(line, "pid", 0), number(line, "sm", 0), number(line, "running", 0),
@@ -155,6 +168,7 @@ static void read_record(const char *line)
         a->unless_root = number(line, "unless_root", 0);
         text(line, "return", word, sizeof word, "999");
         a->code = !strcmp(word, "hang") ? HANG : !strcmp(word, "crash") ? CRASH
+                  : !strcmp(word, "spin") ? SPIN
                   : !strcmp(word, "print") ? PRINT : atoi(word);
     }
 }
@@ -164,7 +178,8 @@ static void read_state(void)
     static char line[4096];
     const char *path = getenv("FAKE_NVML_STATE");
     FILE *file = path ? fopen(path, "r") : NULL;
-    n_devices = n_gpus = n_processes = n_samples = n_accounted = n_answers = wide = 0;
+    n_devices = n_gpus = n_processes = n_samples = n_accounted = n_answers = wide = live = 0;
+    n_streams = 0;
     snprintf(driver, sizeof driver, "550.54.15");
     cuda = 12040;
     if (!file)
@@ -187,6 +202,9 @@ static int overridden(const char *function, int gpu)
         if (a->code == HANG)
             for (;;)
                 pause();
+        if (a->code == SPIN)
+            for (;;)
+                getppid();
         if (a->code == CRASH)
             raise(SIGSEGV);
         if (a->code == PRINT) {
@@ -287,7 +305,15 @@ EXPORT int nvmlSystemGetProcessName(u32 pid, char *out, u32 size)
     return put(out, size, name);
 }
 
-EXPORT int nvmlDeviceGetCount_v2(u32 *out) { ENTER(); *out = n_gpus; return OK; }
+EXPORT int nvmlDeviceGetCount_v2(u32 *out)
+{
+    if (initialised && live)
+        read_state();
+    ENTER();
+    *out = n_gpus;
+    return OK;
+}
+
 EXPORT int nvmlDeviceGetCount(u32 *out) { return nvmlDeviceGetCount_v2(out); }
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(u32 index, void **out)
@@ -616,28 +642,40 @@ LIST(nvmlDeviceGetMPSComputeRunningProcesses, 'M', sizeof(struct entry_v1))
 
 struct utilisation { u32 pid; u64 at_us; u32 sm, mem, enc, dec; };
 
+/* Writes up to room samples that are newer than since, and returns how many there are. */
+static u32 newer(struct device *d, u64 now, u64 since, struct utilisation *out, u32 room)
+{
+    u32 n = 0;
+    for (int i = 0; i < n_samples; i++) {
+        struct sample *s = &samples[i];
+        if (&devices[s->device] != d || now - s->age_us <= since)
+            continue;
+        if (n++ < room)
+            *out++ = (struct utilisation){s->pid, now - s->age_us, s->sm, s->mem, 0, 0};
+    }
+    for (int i = 0; i < n_streams; i++) {
+        struct stream *s = &streams[i];
+        if (&devices[s->device] != d)
+            continue;
+        for (u64 k = (now - s->keep_us) / s->period_us + 1; k * s->period_us <= now; k++) {
+            u64 at = k * s->period_us + s->shift_us;
+            if (at <= since || k * s->period_us + (k & 1 ? s->late_us : 0) > now)
+                continue;
+            if (n++ < room)
+                *out++ = (struct utilisation){s->pid, at, s->sm, 0, 0, 0};
+        }
+    }
+    return n;
+}
+
 EXPORT int nvmlDeviceGetProcessUtilization(void *handle, struct utilisation *out, u32 *count, u64 since)
 {
     ENTER_DEVICE(handle);
     if (d->mig || d->is_mig)
         return NOT_SUPPORTED;
-    u32 room = *count, n = 0;
-    u64 now = now_us();
-    for (int i = 0; i < n_samples; i++)
-        n += &devices[samples[i].device] == d && now - samples[i].age_us > since;
-    *count = n;
-    if (!n)
-        return NOT_FOUND;
-    if (!out || room < n)
-        return TOO_SMALL;
-    for (int i = 0; i < n_samples && n; i++) {
-        struct sample *s = &samples[i];
-        if (&devices[s->device] == d && now - s->age_us > since) {
-            *out++ = (struct utilisation){s->pid, now - s->age_us, s->sm, s->mem, 0, 0};
-            n--;
-        }
-    }
-    return OK;
+    u32 room = out ? *count : 0;
+    *count = newer(d, now_us(), since, out, room);
+    return !*count ? NOT_FOUND : *count > room ? TOO_SMALL : OK;
 }
 
 EXPORT int nvmlDeviceGetAccountingPids(void *handle, u32 *count, u32 *out)

@@ -86,6 +86,9 @@ class FakeNvml:
     def sample(self, pid: int, sm: int, **fields: object) -> FakeNvml:
         return self._record("sample", pid=pid, sm=sm, **fields)
 
+    def stream(self, pid: int, sm: int, **fields: object) -> FakeNvml:
+        return self._record("stream", pid=pid, sm=sm, **fields)
+
     def accounted(self, pid: int, **fields: object) -> FakeNvml:
         return self._record("accounted", pid=pid, **fields)
 
@@ -94,6 +97,14 @@ class FakeNvml:
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
+
+    def replace(self) -> None:
+        """Puts this state where the one that is in place was."""
+        state = Path(os.environ[ENVIRONMENT])
+        fresh = state.with_suffix(".fresh")
+        fresh.write_text(self.text(), errors="surrogateescape")
+        fresh.chmod(0o644)
+        fresh.rename(state)
 
     @contextmanager
     def in_place(self) -> Iterator[str]:
