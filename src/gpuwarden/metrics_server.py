@@ -32,6 +32,8 @@ SILENCE_SECONDS = 5.0
 """How long a caller may send, or take, nothing."""
 CONNECTION_SECONDS = 20.0
 """A connection ends after this long, whatever it is doing."""
+LOOK_UP_SECONDS = 0.25
+"""How often it looks for connections that are late, and whether it is to end."""
 REASONS_SHOWN = 16
 REASON_CHARACTERS = 300
 TEXT = "text/plain; charset=utf-8"
@@ -113,7 +115,7 @@ class MetricsServer:
                 remedy="choose another port, or see who has it: ss -ltnp",
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
+            target=self._server.serve_forever, args=(LOOK_UP_SECONDS,), daemon=True
         )
         self._thread.name = "metrics"
         self._thread.start()
@@ -208,6 +210,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     server: _Server
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.1"
     timeout = SILENCE_SECONDS
 
     def version_string(self) -> str:
@@ -218,8 +221,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self.close_connection = True
-        # Until there is a request line, an answer is in the plainest form.
-        self.requestline, self.request_version, self.command = "", "HTTP/1.1", ""
+        self.requestline, self.request_version, self.command = "", self.protocol_version, ""
         try:
             self.raw_requestline = self.rfile.readline(REQUEST_LINE_BYTES + 1)
             if not self.raw_requestline:

@@ -221,8 +221,10 @@ def _opens(state: AgentState) -> Iterator[Series]:
         yield "events_total", (event.kind, event.state), event.count
     dropped = dict(state.dropped)
     if state.probe is not None:
-        for kind in ("opens", "returns", "execs", "exits"):
-            dropped[f"ring_{kind}"] = getattr(state.probe, f"dropped_{kind}")
+        for field in state.probe.__struct_fields__:
+            if field.startswith("dropped_"):
+                cause = f"ring_{field.removeprefix('dropped_')}"
+                dropped[cause] = getattr(state.probe, field)
         dropped["malformed"] = state.probe.malformed
         yield "device_uses_total", (), state.probe.hits
         yield "events_limited_total", (), state.probe.limited

@@ -95,6 +95,8 @@ class _Collector:
             metric = BY_NAME[f"gpuwarden_{name}"]
             number = _number(value)
             series = found[metric.name]
+            if metric.type == "counter" and number is not None and number < 0:
+                continue  # no count of anything: it would spoil the whole answer
             if number is not None and len(series) < MAX_SERIES:
                 # Two things that a cut made alike must not spoil the whole answer.
                 series.setdefault(tuple(map(_label, metric.labels, labels)), number)
