@@ -259,3 +259,12 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         except sqlite3.Error:
             pass  # SQLite has rolled back by itself, as it does when a disk is full
         raise
+
+
+def bytes_used(connection: sqlite3.Connection) -> int:
+    """Bytes in use in a database file, without its free pages and its log."""
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)

@@ -17,6 +17,7 @@ from gpuwarden.store_database import (
     BUSY,
     BUSY_SECONDS,
     LOCKED,
+    bytes_used,
     open_database,
     open_read_only,
     primary_code,
@@ -351,6 +352,11 @@ class Ledger:
         # The count first: a death in between must not leave a loss that nobody counted.
         self._flush()
         self._remove_through(through)
+
+    def bytes_used(self) -> int:
+        """Bytes in use in the database file, without its free pages and its log."""
+        with self._lock:
+            return bytes_used(self._connection)
 
     def trim(self, now_ns: int) -> int:
         """Forgets resolved findings that are too old, at most ``STEP``; the number removed."""

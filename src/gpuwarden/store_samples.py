@@ -13,6 +13,7 @@ from gpuwarden.model import Fact, Gap
 from gpuwarden.store_database import (
     CORRUPT,
     NOTADB,
+    bytes_used,
     open_database,
     open_read_only,
     primary_code,
@@ -261,11 +262,8 @@ class SampleStore:
 
     def bytes_used(self) -> int:
         """Bytes in use in the database file, without its free pages and its log."""
-        pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        with self._lock:
+            return bytes_used(self._connection)
 
     def series(
         self,
