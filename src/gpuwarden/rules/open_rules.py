@@ -261,6 +261,15 @@ def accelerator_opened_by_other_name(
 # ------------------------------------------------------------------ held, not opened
 
 
+def _group(node: Node, process: Process) -> tuple[str | None, ...]:
+    """The container, pod, job and machine that a process is in."""
+    container, place = node.container_of(process), process.cgroup
+    identity = container.id if container is not None else None
+    if place is None:
+        return (identity, None, None, None)
+    return (identity or place.container_id, place.pod_uid, place.slurm_job, place.machine)
+
+
 def _differences(node: Node, process: Process, opener: Process) -> list[str]:
     """In what a holder is not what the one that opened the device is."""
     found: list[str] = []
@@ -273,12 +282,10 @@ def _differences(node: Node, process: Process, opener: Process) -> list[str]:
             found.append(f"another program: {binary_name(opener, None)}")
     if None not in (process.uid, opener.uid) and process.uid != opener.uid:
         found.append(f"another account: {opener.user or f'uid {opener.uid}'}")
-    here, there = process.cgroup, opener.cgroup
-    if here is not None and there is not None:
-        identity = (here.container_id, here.pod_uid, here.slurm_job, here.machine)
-        if identity != (there.container_id, there.pod_uid, there.slurm_job, there.machine):
-            where = place_name(node, opener) or "the host"
-            found.append(f"another container or job: {where}")
+    known = process.cgroup is not None and opener.cgroup is not None
+    if known and _group(node, process) != _group(node, opener):
+        where = place_name(node, opener) or "the host"
+        found.append(f"another container or job: {where}")
     return found
 
 
