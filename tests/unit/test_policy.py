@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import datetime
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwarden.errors import UsageError
-from gpuwarden.policy import Match, Policy, PolicyException, PolicyWorkload, Thresholds, parse_peer
+from gpuwarden.policy import (
+    EnforceRule,
+    KnownGpuWorkload,
+    Match,
+    Policy,
+    PolicyException,
+    PolicyWorkload,
+    Thresholds,
+    parse_peer,
+)
 from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules.registry import RULE_IDS
 
@@ -30,8 +40,15 @@ exceptions:
     expires: 2026-03-01
   - {rule: preload_library_unknown, reason: accounting, path: /etc/ld.so.preload}
   - {rule: gpu_memory_leaked, reason: known fault, gpu: 3}
-thresholds: {busy_sm_percent: 90}
+thresholds: {busy_sm_percent: 90, sustained_minutes: 30, bursts: 6, respawns: 4}
 allow_activities: [hash-cracking]
+user_known_gpu_workloads:
+  - match: {image_digest: "sha256:00", binary: /usr/bin/exporter, user: root}
+    reason: reviewed
+    expires: 2027-06-30
+enforce:
+  - {match: {pod_namespace: guests}, reason: guests get no GPU}
+sinks: ["syslog:", "webhook:https://alerts.example.org/"]
 """
 
 
@@ -57,8 +74,31 @@ def test_a_whole_policy_reads() -> None:
         ("/etc/ld.so.preload", None),
         (None, 3),
     ]
-    assert policy.thresholds == Thresholds(busy_sm_percent=90)
+    assert policy.thresholds == Thresholds(
+        busy_sm_percent=90, sustained_minutes=30, bursts=6, respawns=4
+    )
+    assert policy.user_known_gpu_workloads == [
+        KnownGpuWorkload(
+            match=Match(image_digest="sha256:00", binary="/usr/bin/exporter", user="root"),
+            reason="reviewed",
+            expires=datetime.date(2027, 6, 30),
+        )
+    ]
+    assert policy.enforce == [
+        EnforceRule(match=Match(pod_namespace="guests"), reason="guests get no GPU")
+    ]
+    assert policy.sinks == ["syslog:", "webhook:https://alerts.example.org/"]
     assert policy.allow_activities == ["hash-cracking"]
+
+
+def test_the_documents_example_is_a_policy_and_names_every_key() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+    example = text.split("```yaml\n")[1].split("```")[0]
+    policy = parse_policy(example.encode(), "docs/policy.md", RULE_IDS)
+    assert all(getattr(policy, key) for key in Policy.__struct_fields__)
+    for threshold in Thresholds.__struct_fields__:
+        value = getattr(Thresholds(), threshold)
+        assert f"\n| `{threshold}` | {value} | " in text
 
 
 @pytest.mark.parametrize("empty", [b"", b"\n", b"# nothing\n", b"---\n", b"{}"])
@@ -108,7 +148,7 @@ MISTAKES = {
     ),
     "no such rule": (
         "exceptions:\n  - {rule: hidden, reason: x, gpu: 0}\n",
-        "2:12: no rule is called 'hidden'; expected one of: autostart_suspicious,",
+        "2:12: no rule is called 'hidden'; expected one of: accelerator_node_made,",
     ),
     "no such date": (
         "exceptions:\n  - rule: process_hidden\n    reason: x\n    gpu: 0\n    expires: soon\n",
@@ -143,6 +183,57 @@ MISTAKES = {
     "a key twice": ("workloads: []\nworkloads: []\n", "2:1: the key 'workloads' stands here twice"),
     "a list at the top": ("- a\n", "1:1: expected keys such as 'workloads:'"),
     "a word at the top": ("hello\n", "1:1: expected keys such as 'workloads:'"),
+    "an unknown key of a known workload": (
+        "user_known_gpu_workloads:\n  - {match: {image: a}, reason: x, rule: y}\n",
+        "2:36: unknown key 'rule'; expected one of: match, reason, expires",
+    ),
+    "an unknown key of its match": (
+        "user_known_gpu_workloads: [{match: {imag: a}, reason: x}]\n",
+        "1:37: unknown key 'imag'; expected one of: pod_namespace,",
+    ),
+    "a known workload without a reason": (
+        "user_known_gpu_workloads:\n  - match: {image: a}\n    reason: ''\n",
+        "3:13: expected a reason that is not empty",
+    ),
+    "a known workload by its binary alone": (
+        "user_known_gpu_workloads:\n  - match: {binary: /usr/bin/x, user: root}\n    reason: y\n",
+        "2:12: expected at least one condition of a container: pod_namespace, pod_name,",
+    ),
+    "a known workload by its unit": (
+        "user_known_gpu_workloads:\n  - match: {image: a, unit: b.service}\n    reason: y\n",
+        "2:23: 'unit' says nothing of a container; expected one of: pod_namespace, pod_name, "
+        "pod_labels, image, image_digest, user, binary (at",
+    ),
+    "a denial of everything": (
+        "enforce:\n  - {match: {}, reason: x}\n",
+        "2:13: expected at least one condition of a container: pod_namespace,",
+    ),
+    "a denial by an empty list": (
+        "enforce:\n  - {match: {pod_name: []}, reason: x}\n",
+        "2:13: expected at least one condition of a container",
+    ),
+    "a denial by what no runtime confirms": (
+        "enforce:\n  - match:\n      image: a\n      user: root\n    reason: x\n",
+        "4:7: 'user' says nothing of a container; expected one of: pod_namespace, pod_name, "
+        "pod_labels, image, image_digest (at enforce[0].match.user)",
+    ),
+    "a denial without a reason": (
+        "enforce:\n  - {match: {image: a}, reason: ' '}\n",
+        "2:33: expected a reason that is not empty",
+    ),
+    "a denial that expires": (
+        "enforce: [{match: {image: a}, reason: x, expires: 2027-01-01}]\n",
+        "1:42: unknown key 'expires'; expected one of: match, reason",
+    ),
+    "an empty sink": ("sinks: ['syslog:', ' ']\n", "1:20: expected a sink"),
+    "a sink that is no word": ("sinks: [1]\n", "1:9: expected 'str'"),
+    "one sink without a list": ("sinks: stdout\n", "1:8: expected 'array'"),
+    "too few bursts": ("thresholds: {bursts: 1}\n", "1:22: expected 'int' >= 2"),
+    "no minutes": ("thresholds: {sustained_minutes: 0}\n", "1:33: expected 'int' >= 1"),
+    "too short a wait": (
+        "thresholds: {memory_after_exit_seconds: 4}\n", "1:41: expected 'int' >= 5",
+    ),
+    "too many respawns": ("thresholds: {respawns: 65}\n", "1:24: expected 'int' <= 64"),
     "broken YAML": ("workloads: [\n", "2:1: "),
     "a tab": ("workloads:\n\t- a\n", "2:1: "),
     "two documents": ("version: 1\n---\nversion: 1\n", "2:1: "),
@@ -200,7 +291,8 @@ def test_a_hostile_file_is_one_clear_error_or_a_policy(bomb: str) -> None:
 
 
 TOKENS = st.sampled_from(
-    "version workloads exceptions thresholds name match user rule reason gpu gpus expires path "
+    "version workloads exceptions thresholds user_known_gpu_workloads enforce sinks "
+    "name match user image rule reason gpu gpus expires path "
     "egress 1 0 -1 a all null true 2026-01-01 process_hidden & * ! !!int !!map &a *a << ? [ ] { } "
     ": - , | > # ' \" % @ ` ~ .inf 1e999 0x0".split()
 )
@@ -237,9 +329,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from(
-                ["name", "match", "user", "gpus", "egress", "rule", "reason", "expires", "gpu"]
-            ),
+            st.sampled_from("name match user image gpus egress rule reason expires gpu".split()),
             inner,
             max_size=3,
         ),
@@ -250,7 +340,10 @@ VALUES = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["version", "workloads", "exceptions", "thresholds", "allow_activities"]),
+        st.sampled_from(
+            "version workloads exceptions thresholds allow_activities user_known_gpu_workloads "
+            "enforce sinks".split()
+        ),
         VALUES,
     )
 )
@@ -263,8 +356,9 @@ def test_any_values_in_the_right_places_are_a_policy_or_one_error(document: obje
     except UsageError as error:
         assert re.match(r"p\.yaml:\d+:\d+: .", str(error))
     else:
-        for exception in policy.exceptions:
-            assert exception.expires is None or type(exception.expires) is datetime.date
+        dates = [e.expires for e in policy.exceptions]
+        dates += [known.expires for known in policy.user_known_gpu_workloads]
+        assert all(date is None or type(date) is datetime.date for date in dates)
 
 
 @given(st.text(max_size=30))
