@@ -15,7 +15,8 @@ import pytest
 
 from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.host import Host
-from gpuwarden.probes import cgroup2
+from gpuwarden.probes import cgroup2, choose
+from gpuwarden.probes.events import ExecEvent, OpenEvent
 from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.probes.settings import Settings
 from tests.support import containers
@@ -156,7 +157,7 @@ def test_opens_are_seen_beside_another_program_and_both_answers_count(
 
 
 def test_a_root_that_another_has_for_itself_is_told_and_nothing_stays(
-    group: Path, opener: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group stands in for the hierarchy's root, which all tests of this machine share."""
 
@@ -164,16 +165,36 @@ def test_a_root_that_another_has_for_itself_is_told_and_nothing_stays(
         return os.open(group, os.O_RDONLY | os.O_DIRECTORY)
 
     monkeypatch.setattr(cgroup2, "open_root", root)
-    path = node(tmp_path / "n", ZERO)
     for flags in (EXCLUSIVE, ALLOW_OVERRIDE):
         with another_program(group, FULL, flags):
             with pytest.raises(GpuwardenError) as error:
                 DeviceOpenProbe([ZERO]).__enter__()
             assert isinstance(error.value, Denied) and "for itself" in str(error.value)
             assert not bpf_descriptors_besides_the_program()
-    with another_program(group, FULL, ALLOW_MULTI), probing(EVERYTHING, ZERO) as probe:
-        assert opened_in(group, opener, path)
-        assert len(opens(drained(probe))) == 1
+
+
+def test_what_is_attached_and_never_called_is_not_relied_on(
+    group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attached to a group that this program is not in, the probe would see nothing of it."""
+
+    def elsewhere(host: Host) -> int:
+        return os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+
+    monkeypatch.setattr(cgroup2, "open_root", elsewhere)
+    with choose.chosen([ZERO], ways=("cgroup/dev",)) as choice:
+        assert choice.probe is None
+        assert "was not seen" in choice.refused[0].reason
+
+
+def test_the_proof_leaves_no_trace() -> None:
+    with probing(EVERYTHING, ZERO) as probe:
+        assert probe.poll(0) == [] and probe.counts() == []
+        assert probe.counters().hits == 0
+        subprocess.run(["true"], check=True)
+        with open("/dev/full", "rb"):
+            events = drained(probe)
+        assert not [e for e in events if isinstance(e, ExecEvent | OpenEvent)]
 
 
 def bpf_descriptors_besides_the_program() -> list[str]:

@@ -233,24 +233,31 @@ def test_every_exec_is_told_when_asked_for() -> None:
     assert [e.touched for e in events if isinstance(e, ExecEvent) and e.process.pid == child.pid]
 
 
-@pytest.mark.parametrize("begins", TOOLS)
-def test_a_management_tool_is_told_without_a_device(begins: str, tmp_path: Path) -> None:
-    binary, script = tmp_path / f"{begins}.bin", tmp_path / f"{begins}-script"
-    shutil.copy(shutil.which("true") or "", binary)
-    script.write_text("#!/bin/sh\nexit 0\n")
-    script.chmod(0o755)
-    (tmp_path / "alias").symlink_to(binary)
+def test_each_management_tool_is_told_without_a_device(tmp_path: Path) -> None:
+    started: dict[int, str] = {}
     with probing(Settings()) as probe:
-        children = [subprocess.Popen([path]) for path in (binary, script, tmp_path / "alias")]
-        others = [subprocess.Popen(["true"])]
-        for child in children + others:
-            child.wait()
+        for begins in TOOLS:
+            binary, script = tmp_path / f"{begins}.bin", tmp_path / f"{begins}-script"
+            shutil.copy(shutil.which("true") or "", binary)
+            script.write_text("#!/bin/sh\nexit 0\n")
+            script.chmod(0o755)
+            (tmp_path / f"alias-{begins}").symlink_to(binary)
+            for path, tool in (
+                (binary, binary.name),
+                (script, script.name),
+                (tmp_path / f"alias-{begins}", binary.name),
+            ):
+                child = subprocess.Popen([path])
+                child.wait()
+                started[child.pid] = tool
+        other = subprocess.Popen(["true"])
+        other.wait()
         events = drained(probe)
     told = {e.process.pid: e for e in events if isinstance(e, ExecEvent)}
-    assert [told[child.pid].tool for child in children] == [binary.name, script.name, binary.name]
-    assert not any(told[child.pid].touched for child in children)
-    assert told[children[0].pid].process.exe_path == str(binary)
-    assert others[0].pid not in told
+    assert {pid: told[pid].tool for pid in started} == started
+    assert not any(told[pid].touched for pid in started) and other.pid not in told
+    direct = [told[pid].process.exe_path for pid in started][0::3]
+    assert direct == [str(tmp_path / f"{begins}.bin") for begins in TOOLS]
 
 
 def test_a_tool_deep_below_is_told_and_a_directory_of_its_name_is_none(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ OPENERS = f"/tmp/gpuwarden-openers-{os.getpid()}"
 EVERYTHING = Settings(limit_events=0)
 
 
+@cache
 def build() -> None:
-    """Builds the probes; skips where this machine cannot."""
+    """Builds the probes, once in a run; skips where this machine cannot."""
     require_root()
     require("clang", "llvm", "libbpf-dev", "libc6-dev", "libbpf1", "gcc")
     done = run(ROOT / "scripts/build_probes")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuwarden.errors import Malformed, Unavailable
 from gpuwarden.probes import btf, choose, layouts, loader, loading
@@ -22,6 +23,7 @@ from gpuwarden.probes.events import (
     OpenEvent,
     OpenReturn,
     ProcessIdentity,
+    Source,
 )
 from gpuwarden.probes.libbpf import Libbpf
 from gpuwarden.probes.settings import Settings
@@ -125,6 +127,15 @@ def test_an_open_in_full() -> None:
 def test_how_and_state(how: int, denial: int, expected: tuple[str, bool, str, str]) -> None:
     event = opened(how=how, denial=denial)
     assert (event.how, event.io_uring, event.state, event.denial) == expected
+
+
+@pytest.mark.parametrize("source", loader.WAYS)
+def test_an_event_names_its_way_and_what_that_knows_of_its_end(source: Source) -> None:
+    raw = record("open_record", kind=1, how=1, opened=1)
+    event = Decoder(source=source).decode(raw)
+    assert isinstance(event, OpenEvent)
+    assert (event.source, event.state) == (source, "opened")
+    assert opened().state == "attempted" and opened(opened=1, denial=1).state == "denied"
 
 
 def test_unread_is_not_empty() -> None:
@@ -352,6 +363,11 @@ def test_two_hits_of_one_open_are_merged_on_overlayfs_only() -> None:
     ]
     assert twins.merged == 2
     assert not any(twins.is_second(hit(t, overlay=False)) for t in (0, 9_000))
+
+
+def test_only_cgroup_dev_is_asked_twice_about_one_open() -> None:
+    twins = Twins()
+    assert not any(twins.is_second(replace(hit(t), source="lsm")) for t in (0, 9_000))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
 
 from gpuwarden.errors import Malformed, Unavailable, UsageError
 from gpuwarden.host import Host
-from gpuwarden.probes import cgroup2, layouts, pinning, ways
+from gpuwarden.probes import cgroup2, layouts, pinning, proof, tables, ways
 from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.decoder import Decoder, parse_holders
 from gpuwarden.probes.events import (
@@ -34,30 +34,15 @@ from gpuwarden.probes.settings import Counters, Number, Settings
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 WAYS = tuple(ways.BY_NAME)
 """The ways of seeing opens by eBPF, best first."""
-ANY_MINOR = 0xFFFFF
 NULL_DEVICE = (1, 3)
 BATCH = 8192
 """Records taken in one ``poll``, so that a flood does not keep it from returning."""
 ITERATOR_READ_BYTES = 1 << 16
 HELD_LIMIT_BYTES = 16 << 20
-COUNTS_LIMIT = 1 << 17
 
 _DENY, _WOULD_DENY = 1, 2
-_COUNTERS = (
-    "hits",
-    "limited",
-    "denied",
-    "limiter_full",
-    "dropped_opens",
-    "dropped_returns",
-    "dropped_execs",
-    "dropped_exits",
-    "dropped_groups",
-)
-_DEVICE_KEY = layouts.packed("device_key")
 _CGROUP_KEY = layouts.packed("cgroup_key")
 _SETTINGS = layouts.packed("settings")
-_COUNT_KEY = layouts.packed("count_key")
 _COUNT = layouts.packed("count")
 
 
@@ -105,7 +90,7 @@ class DeviceOpenProbe:
                 try:
                     self._enter(bpf, hooks)
                     return self
-                except OSError:
+                except (OSError, Unavailable):
                     continue  # this kernel may have the function of the next ones
             try:
                 self._enter(bpf, last)
@@ -145,11 +130,16 @@ class DeviceOpenProbe:
         loaded.load(stack, self._object_path, hooks)
         self._object = loaded
         self._write_settings()
-        self.watch(self._wanted)
         ring = loaded.map("records")
         self._ring = bpf.pointer("ring_buffer__new", ring, self._callback, 0, None)
         stack.callback(bpf.call, "ring_buffer__free", self._ring)
         loaded.attach(stack, self._host)
+        proof.prove(bpf, loaded, self._discard)
+        self.watch(self._wanted)
+
+    def _discard(self) -> None:
+        self._bpf.call("ring_buffer__poll", self._ring, 0)
+        self._records.clear()
 
     @property
     def _loaded(self) -> LoadedObject:
@@ -169,14 +159,10 @@ class DeviceOpenProbe:
             if (major, minor) == NULL_DEVICE or (major, minor) == (NULL_DEVICE[0], None):
                 raise UsageError(f"{major}:{minor or '*'} is memory's and null's: not watched")
         for number in wanted - self._devices:
-            self._loaded.put("watched_devices", self._device_key(number), b"\1\0\0\0")
+            self._loaded.put("watched_devices", tables.device_key(number), b"\1\0\0\0")
         for number in self._devices - wanted:
-            self._loaded.delete("watched_devices", self._device_key(number))
+            self._loaded.delete("watched_devices", tables.device_key(number))
         self._devices = wanted
-
-    @staticmethod
-    def _device_key(number: Number) -> bytes:
-        return _DEVICE_KEY.pack(number[0], ANY_MINOR if number[1] is None else number[1])
 
     # ---------------------------------------------------------------- what is told
 
@@ -214,19 +200,7 @@ class DeviceOpenProbe:
 
     def counters(self) -> Counters:
         """Events seen and dropped, by cause."""
-        counters = self._loaded.map("counters")
-        cpus = self._bpf.checked("libbpf_num_possible_cpus")
-        values = (ctypes.c_uint64 * cpus)()
-        found = {}
-        for index, name in enumerate(_COUNTERS):
-            key = ctypes.c_uint32(index)
-            self._bpf.checked(
-                "bpf_map_lookup_elem",
-                counters,
-                ctypes.byref(key),
-                ctypes.byref(values),
-            )
-            found[name] = sum(values)
+        found = tables.counters(self._bpf, self._loaded)
         return Counters(malformed=self._malformed, **found)
 
     def counts(self) -> list[OpenCount]:
@@ -236,8 +210,8 @@ class DeviceOpenProbe:
         """
         found = []
         value = ctypes.create_string_buffer(_COUNT.size)
-        for key in self._count_keys():
-            start_ns, tgid, major, minor, how = _COUNT_KEY.unpack(key)
+        for key in tables.count_keys(self._bpf, self._loaded):
+            start_ns, tgid, major, minor, how = tables.COUNT_KEY.unpack(key)
             if self._bpf.call("bpf_map_lookup_elem", self._loaded.map("counts"), key, value) == 0:
                 hits, _, _ = _COUNT.unpack(value.raw)
                 found.append(
@@ -266,22 +240,12 @@ class DeviceOpenProbe:
             for major, minor, how in keys:
                 for number, name in enumerate(HOWS):
                     if name == how:
-                        key = _COUNT_KEY.pack(start_time_ns, pid, major, minor, number)
+                        key = tables.COUNT_KEY.pack(start_time_ns, pid, major, minor, number)
                         self._loaded.delete("counts", key)
             return
-        for key in list(self._count_keys()):
-            if _COUNT_KEY.unpack(key)[:2] == (start_time_ns, pid):
+        for key in list(tables.count_keys(self._bpf, self._loaded)):
+            if tables.COUNT_KEY.unpack(key)[:2] == (start_time_ns, pid):
                 self._loaded.delete("counts", key)
-
-    def _count_keys(self) -> Iterator[bytes]:
-        key: bytes | None = None
-        following = ctypes.create_string_buffer(_COUNT_KEY.size)
-        for _ in range(COUNTS_LIMIT):
-            counts = self._loaded.map("counts")
-            if self._bpf.call("bpf_map_get_next_key", counts, key, following) != 0:
-                return
-            key = following.raw
-            yield key
 
     def holders(self) -> list[HeldDescriptor]:
         """Every descriptor on a watched device, by the kernel's own list of open files.

@@ -34,6 +34,7 @@ MAPS = {
     "counts": "counts",
     "denied_cgroups": "denied_cgroups",
     "counters": "counters",
+    "touched_processes": "touched_processes",
     "settings": "settings_map",
 }
 """What the loader calls each map, and its name in the object."""

@@ -22,8 +22,9 @@ _Holder = tuple[int, int, int, int]
 class Twins:
     """Drops the second of two hits that are one open: same thread, device and call within 1 ms.
 
-    Only for processes whose root is on overlayfs; elsewhere each hit is an open of its own. A hit
-    takes at most one other with it, so that of a flood no more than half is merged.
+    Only for processes whose root is on overlayfs, and as cgroup/dev sees them; elsewhere each hit
+    is an open of its own. A hit takes at most one other with it, so that of a flood no more than
+    half is merged.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Twins:
 
     def is_second(self, event: OpenEvent) -> bool:
         """Whether this hit belongs to the one before it."""
-        if not event.process.overlay_root or event.how == "mknod":
+        if event.source != "cgroup/dev" or not event.process.overlay_root or event.how == "mknod":
             return False
         key = (event.thread_id, event.major, event.minor, event.how, event.system_call)
         before = self._last.pop(key, None)
