@@ -143,6 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = f"gpuwarden/{__version__}"
     sys_version = ""
+    disable_nagle_algorithm = True
 
     def setup(self) -> None:
         super().setup()

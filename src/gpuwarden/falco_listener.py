@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -95,7 +95,7 @@ class FalcoListener:
                 remedy="another program may listen there: choose another port",
             ) from error
         for name, work in (
-            ("falco-listen", lambda: server.serve_forever(poll_interval=0.2)),
+            ("falco-listen", lambda: server.serve_forever(poll_interval=0.05)),
             ("falco-take", self._hand_over),
         ):
             self._threads.append(threading.Thread(target=work, name=name, daemon=True))
@@ -215,7 +215,8 @@ def parse_address(text: str, *, allow_remote: bool = False) -> tuple[str, int]:
 # ------------------------------------------------------------------ what was not seen
 
 LOSSES_STAY_NS: Final = 3600 * 10**9
-_HOSTS_LIMIT: Final = 64
+_HOSTS_LIMIT: Final = 8
+_OTHERS: Final = "other machines"
 
 FALCO_EVENTS_DROPPED = Advisory(
     id="falco_events_dropped",
@@ -251,12 +252,12 @@ class _Losses(Struct):
 class FalcoLosses:
     """Keeps what one look at the drops does not show: how much, how often, since when.
 
-    Bounded: at most 64 machines, the one heard of longest ago gives way. Times are when it came,
-    since what an event says of its own time proves nothing. For one thread.
+    Whoever can post can make up machines: the first few are told apart, so that those make no flood
+    of findings. Times are when it came, since an event's own time proves nothing. For one thread.
     """
 
     def __init__(self) -> None:
-        self._hosts: OrderedDict[str, _Losses] = OrderedDict()
+        self._hosts: dict[str, _Losses] = {}
         self._counts = ListenerCounts()
         self._ours_ns: int | None = None
 
@@ -268,7 +269,9 @@ class FalcoLosses:
 
     def _add(self, drop: FalcoDrop, at_ns: int) -> None:
         name = drop.hostname or "an unnamed machine"
-        kept = self._hosts.pop(name, None)
+        if name not in self._hosts and len(self._hosts) >= _HOSTS_LIMIT:
+            name = self._room_for(name, at_ns)
+        kept = self._hosts.get(name)
         alerts_before = kept.alerts_total if kept else 0
         if kept is None or at_ns - kept.last_ns >= LOSSES_STAY_NS:
             kept = _Losses(first_ns=at_ns, last_ns=at_ns)
@@ -288,8 +291,12 @@ class FalcoLosses:
             else:
                 kept.drops += drop.drops
         self._hosts[name] = kept
-        while len(self._hosts) > _HOSTS_LIMIT:
-            self._hosts.popitem(last=False)
+
+    def _room_for(self, name: str, at_ns: int) -> str:
+        for other, kept in list(self._hosts.items()):
+            if at_ns - kept.last_ns >= LOSSES_STAY_NS:
+                del self._hosts[other]
+        return name if len(self._hosts) < _HOSTS_LIMIT else _OTHERS
 
     def look_at(self, counts: ListenerCounts, at_ns: int) -> None:
         """Notes what this listener itself did not take."""

@@ -93,7 +93,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-ODD = st.sampled_from(
+ODD: st.SearchStrategy[object] = st.sampled_from(
     [None, "<NA>", "", "<UNKNOWN>x", "host", -1, 2**32 - 1, 2**63, "9" * 25, -(10**400), 1e308, [],
      "k8s_a_b_c_75cf460d-dd27-41e7-9d29-19b517dc730f_1", "/dev/nvidia0", "ee90b4bfa6d7", True]
 )  # fmt: skip
@@ -346,6 +346,7 @@ def test_heads_of_lines(head: str, at_ns: int | None) -> None:
 def test_a_line_is_bounded() -> None:
     with pytest.raises(Malformed, match="characters"):
         parse_line("01:02:03.000000001: Notice " + "a=b " * LINE_LIMIT)
+    assert pairs("a=(" + ")" * 60_000) == {"a": "()"}
     assert len(pairs(" ".join(f"a{n}=b" for n in range(500)))) <= 128
 
 

@@ -123,11 +123,11 @@ def pairs(message: str) -> dict[str, object]:
             break
     for at, match in enumerate(labels[:LABEL_LIMIT]):
         end = labels[at + 1].start() if at + 1 < len(labels) else len(message)
-        value = message[match.end() : end].strip(" \t\r\n|")
+        value = message[match.end() : end][:TEXT_LIMIT].strip(" \t\r\n|")
         # The parenthesis that closes the list, or that one around a pair, is not of the value.
-        while value.endswith(")") and value.count(")") > value.count("("):
-            value = value[:-1].rstrip()
-        value = value[:TEXT_LIMIT]
+        unopened = value.count(")") - value.count("(")
+        while unopened > 0 and value.endswith(")"):
+            value, unopened = value[:-1].rstrip(), unopened - 1
         if match[1] in found and found[match[1]] != value:
             found[match[1]] = _SAID_TWICE
         else:
