@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpuwarden.probes.events import Event, GroupEvent, OpenEvent
 from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.probes.settings import Settings
 from gpuwarden.sensors.containers import look_up
+from tests.support import containers
 from tests.support.containers import (
     Podman,
     busybox_root,
@@ -31,6 +33,7 @@ from tests.support.containers import (
     podman,
     wait_until,
 )
+from tests.support.cri import Containerd, PodSpec, containerd
 from tests.support.packages import require
 from tests.support.probes import ROOT, build, node, probing, run
 
@@ -39,6 +42,8 @@ pytestmark = pytest.mark.real
 CPUID = (203, 0)
 """A device that really opens and that hardly anything uses."""
 NAMED, OTHER = "localhost/gpuwarden-test-named:1", "localhost/gpuwarden-test-other:1"
+POD_IMAGE = "localhost/gpuwarden-test:1"
+"""The name that containerd is told to make its sandboxes of."""
 FLOOD = 100_000
 POLICY = parse_policy(
     b"enforce:\n- match: {image: localhost/gpuwarden-test-named}\n  reason: it computes nothing\n",
@@ -224,3 +229,66 @@ def test_the_runtimes_helper_and_the_machine_are_not_denied(engine: Podman, gpu:
         with open("/dev/null", "wb") as nothing:
             nothing.write(b"x")
         assert engine("exec", named, "sh", "-c", "echo > /dev/null && echo fine") == "fine"
+
+
+@pytest.fixture(scope="module")
+def cri(tmp_path_factory: pytest.TempPathFactory, engine: Podman) -> Iterator[Containerd]:
+    """A containerd, and with it the socket of a machine of its own in ``<scratch>/host``."""
+    require("containerd")
+    scratch = tmp_path_factory.mktemp("k")
+    (scratch / "host/run/containerd").mkdir(parents=True)
+    (scratch / "host/proc").symlink_to("/proc")
+    root = engine.scratch.parent / "root"
+    with containerd(scratch, scratch / "host/run/containerd/containerd.sock") as made:
+        made.load_image(root, scratch, POD_IMAGE)
+        yield made
+
+
+def test_a_pod_is_denied_by_its_namespace_and_its_neighbour_is_not(
+    cri: Containerd, gpu: Path
+) -> None:
+    """Through CRI, in kubepods: neither the pods' shared parents nor another pod are touched."""
+    machine = Host(str(cri.socket.parents[2]))
+    policy = parse_policy(
+        b"enforce:\n- match: {pod_namespace: free, pod_labels: {tier: low}}\n  reason: no GPUs\n",
+        "policy.yaml",
+    )
+
+    def pod(namespace: str, tier: str) -> PodSpec:
+        uid = "0f6e8a0a-0000-4000-8000-" + secrets.token_hex(6)
+        return PodSpec(
+            "main", uid, namespace, labels={"tier": tier}, devices=[(str(gpu), "/dev/gpu")]
+        )
+
+    def opened_in_pod(identity: str) -> int:
+        return int(
+            containers.run(
+                "ctr", "--address", str(cri.socket), "--namespace", "k8s.io",
+                "tasks", "exec", "--exec-id", secrets.token_hex(4), identity,
+                "/bin/opener", "open", "/dev/gpu",
+            )
+        )  # fmt: skip
+
+    with probing(Settings(groups=True), (CPUID[0], None)) as probe:
+        enforcer = enforcer_of(probe, policy)
+        pods = {
+            names: cri.start_pod(pod(*names), POD_IMAGE)
+            for names in (("free", "low"), ("free", "high"), ("paid", "low"))
+        }
+        ids = {running.container_id for running in pods.values()}
+        sandboxes = {running.sandbox_id for running in pods.values()}
+        found = groups_made(probe, ids | sandboxes)
+        assert {one.container_id for one in found} == ids | sandboxes
+        for located in found:
+            told = look_up(machine, located.container_id, located.runtime, located.pod_uid)
+            assert isinstance(told, Container) and told.confirmed
+            enforcer.container(told, located.groups)
+        # A process tells of the same container, on a machine whose root is mounted elsewhere.
+        named = pods["free", "low"]
+        (by_process,) = located_by_process(machine, named.pid)
+        assert by_process.container_id == named.container_id
+        by_id = {d.container.id: d for d in enforcer.decisions()}
+        assert set(by_id) == {named.container_id, named.sandbox_id}
+        assert set(by_process.groups) <= set(by_id[named.container_id].groups)
+        opened_by = {names: opened_in_pod(one.container_id) for names, one in pods.items()}
+    assert opened_by == {("free", "low"): 0, ("free", "high"): 1, ("paid", "low"): 1}
