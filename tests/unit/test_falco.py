@@ -31,6 +31,7 @@ from gpuwarden.sensors.falco_join import (
     contradiction,
     device_of,
     device_open,
+    happened_at_ns,
     is_of_node,
     match_container,
     named_device,
@@ -543,6 +544,7 @@ def test_a_device_open_says_where_it_is_from() -> None:
     # A clock that is far off, or none, does not date anything.
     late = device_open(told, device, pid=1, start_time_ticks=1, received_ns=AT + 7200 * SECOND)
     assert late.first_ns == AT + 7200 * SECOND
+    assert happened_at_ns(event(fields={}, time=...), 5) == 5
 
 
 # ------------------------------------------------------------------ joins

@@ -145,6 +145,14 @@ def _end(event: FalcoEvent) -> tuple[OpenState, int | None, dict[str, str]]:
     return "unknown", None, {"state": "the rule's output tells neither evt.res nor fd.num"}
 
 
+def happened_at_ns(event: FalcoEvent, received_ns: int) -> int:
+    """When it happened: as Falco says, unless that is over an hour away from when it came."""
+    at_ns = event.at_ns
+    if at_ns is None or abs(at_ns - received_ns) > _CLOCKS_APART_NS:
+        return received_ns
+    return at_ns
+
+
 def device_open(
     event: FalcoEvent,
     device: FalcoDevice,
@@ -159,9 +167,7 @@ def device_open(
     ``container_state`` is what the caller knows of that process: Falco says "host" of some that
     are in a container. The path is Falco's word, and so is the number that was told from it.
     """
-    at_ns = event.at_ns
-    if at_ns is None or abs(at_ns - received_ns) > _CLOCKS_APART_NS:
-        at_ns = received_ns
+    at_ns = happened_at_ns(event, received_ns)
     return DeviceOpen(
         pid=pid,
         start_time_ticks=start_time_ticks,
