@@ -387,11 +387,13 @@ def test_an_unlisted_service_is_its_units_matter_and_cron_is_not(slurm: OpenNode
     slurm.process(12, user="root", exe="/srv/serve", cgroup="/system.slice/forged.service")
     for pid in (10, 11, 12):
         slurm.open(pid)
-    assert [f.subject.pid for f in slurm.found(OUTSIDE)] == [11, 12]
+    found = {f.subject.pid: f for f in slurm.found(OUTSIDE)}
+    assert {pid: f.severity for pid, f in found.items()} == {11: "error", 12: "warning"}
+    assert "systemd did not confirm forged.service" in texts(found[12])
 
 
 def test_a_job_id_in_the_environment_softens_nothing(slurm: OpenNode) -> None:
-    slurm.process(10, user="bob", environment={"SLURM_JOB_ID": "99"}, cgroup="/init.scope")
+    slurm.process(10, user="bob", environment={"SLURM_JOB_ID": "99"}, cgroup="/")
     slurm.process(11, user="bob", cgroup=slurm.job_path("99"))
     slurm.open(10)
     slurm.open(11)
@@ -421,7 +423,11 @@ def test_a_left_over_process_says_that_its_job_has_ended(slurm: OpenNode) -> Non
     [
         {"exe": "/home/alice/nvidia-smi", "tty": "pts/0", "user": "alice", "loginuid": 1000},
         {"exe": "/srv/nvtop", "user": "root", "loginuid": -1, "tty": "pts/0"},
-        {"exe": "/srv/nvtop", "user": "root", "loginuid": 1000, "tty": None},
+        {"exe": "/srv/nvtop", "user": "root", "loginuid": 1000, "tty": "pts/0"},
+        {"exe": "/srv/x", "argv": ("nvtop",), "user": "root", "loginuid": 1000, "tty": "pts/0"},
+        {"argv": ("python3", "nvitop"), "user": "root", "loginuid": 1000, "tty": None},
+        {"argv": ("python3", "nvitop"), "user": "root", "loginuid": -1, "tty": "pts/0"},
+        {"argv": ("python3", "nvitop"), "user": "bob", "loginuid": 1001, "tty": "pts/0"},
     ],
 )
 def test_only_an_administrators_tool_is_let_be(slurm: OpenNode, fields: dict[str, Any]) -> None:
@@ -504,6 +510,12 @@ def test_links_to_the_node_are_no_other_name(path: str, number: tuple[int, int],
     node.process(10)
     node.open(10, path=path, renamed=True, major=number[0], minor=number[1])
     assert bool(node.found(RENAMED)) is hit
+
+
+def test_the_container_toolkit_opens_nodes_of_the_drivers_root(slurm: OpenNode) -> None:
+    slurm.process(10, user="root", exe="/usr/bin/nvidia-container-cli")
+    slurm.open(10, path="/run/nvidia/driver/dev/nvidia0", renamed=True)
+    assert slurm.judge().findings == ()
 
 
 def test_a_device_that_the_runtime_passed_in_may_have_another_name_there(slurm: OpenNode) -> None:

@@ -103,14 +103,18 @@ def gpu_tool_in_container(node: Node, policy: Policy, rows: Sequence[Row]) -> It
 
 
 def _is_tool_of_an_administrator(node: Node, process: Process) -> bool:
-    """A management tool that root runs at a terminal, or the host's own one, whoever runs it."""
+    """A management tool of the host's own, or a script of that name that root runs by hand.
+
+    A name alone is none: the binary, or the script's interpreter, is a file that only root writes.
+    """
     if host_programs.tool_of(process) is None:
         return False
     if host_programs.is_hosts_own(node, process, host_programs.TOOLS):
         return True
     session = process.cgroup is not None and process.cgroup.session is not None
     logged_in = session or process.loginuid not in (None, LOGINUID_UNSET)
-    return process.uid == 0 and process.tty is not None and logged_in
+    by_hand = process.uid == 0 and process.tty is not None and logged_in
+    return by_hand and host_programs.is_hosts_own(node, process, host_programs.INTERPRETERS)
 
 
 def _may_be(node: Node, process: Process, claim: Claim) -> bool:
@@ -155,10 +159,12 @@ def accelerator_opened_outside_jobs(
             ):
                 continue
             ties = claims(node, policy, process)
-            if opened.unit_of(process) is not None and any(
-                c.source == "systemd" and c.proof == "proven" for c in ties
-            ):
-                continue
+            unit = opened.unit_of(process)
+            if unit is not None:
+                if any(c.source == "systemd" and c.proof == "proven" for c in ties):
+                    continue
+                severity = "warning"
+                why.append(f"systemd did not confirm {unit}")
             silent = next((c for c in ties if c.unanswered and _may_be(node, process, c)), None)
             if silent is not None:
                 severity = "warning"
@@ -229,6 +235,12 @@ def accelerator_opened_by_other_name(
             if one.renamed and one.how in opened.USES and not opened.is_link(one)
         ]
         place = opened.inside(node, opener)
+        process = opener.process
+        if process is not None and (
+            host_programs.is_runtime(node, process)
+            or (place is None and host_programs.is_host_program(node, process))
+        ):
+            continue
         # Whoever was given the device may call it as its runtime did.
         opens = opened.not_given(node, policy, opener, place, renamed)
         if not opens:
