@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -24,13 +25,17 @@ GPU = (203, 0)
 NOT_THERE = (195, 7)
 """A number that is watched and gives ENXIO."""
 SECONDS = 30.0
+READY = "device opens are seen by"
 
 
 class Watching:
     """The agent, what it told so far, and its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], told: Path, errors: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, state: Path, told: Path, errors: Path
+    ) -> None:
         self.process = process
+        self._state = state
         self._told = told
         self._errors = errors
 
@@ -59,6 +64,22 @@ class Watching:
             for line in self.lines()
             if line["schema"] == "gpuwarden.event"
             and (pid is None or line["process"]["pid"] == pid)
+        ]
+
+    def wait_for_events(self, pid: int) -> list[dict[str, Any]]:
+        """The events of a process, once there are any."""
+        self.wait(lambda: self.events(pid), f"an event of {pid}")
+        return self.events(pid)
+
+    def open_now(self, rule: str, pid: int) -> list[dict[str, Any]]:
+        """The open findings as the agent's memory has them, read beside it."""
+        with sqlite3.connect(f"file:{self._state / 'findings.sqlite'}?mode=ro", uri=True) as memory:
+            rows = memory.execute("SELECT state FROM findings WHERE open = 1").fetchall()
+        found = [json.loads(row[0]) for row in rows]
+        return [
+            life
+            for life in found
+            if life["finding"]["rule"] == rule and life["finding"]["subject"].get("pid") == pid
         ]
 
     @property
@@ -110,6 +131,7 @@ def watching(
         sys.executable, "-m", "gpuwarden", "watch", "--state", str(state),
         *(word for sink in sinks for word in ("--sink", sink)), *arguments,
     ]  # fmt: skip
+    before = errors.read_text().count(READY) if errors.exists() else 0
     with told.open("ab") as out, errors.open("ab") as complaints:
         process = subprocess.Popen(
             argv,
@@ -118,10 +140,10 @@ def watching(
             stderr=complaints,
             env={**os.environ, "PYTHONPATH": "src"},
         )
-    agent = Watching(process, told, errors)
+    agent = Watching(process, state=state, told=told, errors=errors)
     try:
         if ready:
-            agent.wait(lambda: "device opens are seen by" in agent.errors, "the start")
+            agent.wait(lambda: agent.errors.count(READY) > before, "the start")
         yield agent
     finally:
         if process.poll() is None:

@@ -151,6 +151,7 @@ class Agent:
             tell=self._tell if self.options.events else None,
             return_values=self.options.return_values,
         )
+        self.watch.resume(self.telling.life.open.values(), time.time_ns())
         self.devices.attend(self.watch, self.judging.changed, self._process_ended)
 
     def _process_ended(self, pid: int) -> None:

@@ -17,7 +17,7 @@ ENDED_NS = 60 * 10**9
 LIMIT = 10_000
 
 Key = tuple[int, int]
-"""(pid, start time since boot in ns)."""
+"""(pid, start time in ticks), as findings name a process."""
 
 
 class _Alarm(Struct):
@@ -37,6 +37,21 @@ class Alarms:
 
     def __len__(self) -> int:
         return len(self._alarms)
+
+    def restore(self, findings: Iterable[Finding], now_ns: int) -> None:
+        """Takes up findings that an earlier run left open, until it shows whether they hold."""
+        for finding in findings:
+            subject = finding.subject
+            if subject.pid is None or subject.start_time_ticks is None:
+                continue
+            alarm = self._alarms.setdefault(
+                (subject.pid, subject.start_time_ticks), _Alarm([], now_ns)
+            )
+            alarm.findings.append(replace(finding, occurrences=0))
+
+    def living(self) -> list[Key]:
+        """Every process that has a finding here and is not known to have ended."""
+        return [key for key, alarm in self._alarms.items() if alarm.ended_ns is None]
 
     def put(self, key: Key, findings: Sequence[Finding], uses: int, at_ns: int) -> list[Finding]:
         """The findings that hold of a process from now on; gives them with their new uses."""

@@ -157,6 +157,13 @@ class Identities:
             login_user=None if login is None else users.get(login),
         )
 
+    def is_alive(self, key: Key) -> bool:
+        """Whether that process is still there; True where /proc numbers processes otherwise."""
+        if not self._same_pids:
+            return True
+        line = stat_lines.read_one(self._host, key[0])
+        return line is not None and line.start_time_ticks == key[1]
+
     def init(self) -> Process | None:
         """Process 1, whose namespaces are the host's, as far as it may be read."""
         return self._read([1], role="ancestor").get(1)

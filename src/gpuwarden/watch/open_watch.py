@@ -33,6 +33,7 @@ from gpuwarden.watch.examiner import Examination, Examined
 from gpuwarden.watch.identity import Identities, ticks
 from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
+    OPEN_RULE_IDS,
     Surroundings,
     container_of,
     container_state,
@@ -145,7 +146,7 @@ class OpenWatch:
             elif isinstance(event, ExitEvent):
                 self.counts.exits += 1
                 key = (event.pid, event.start_time_ns)
-                self.alarms.ended(key, event.at_ns)
+                self.alarms.ended(_named(key), event.at_ns)
                 self._ended.append((event.at_ns, key))
 
     def _opened(self, event: OpenEvent) -> None:
@@ -194,6 +195,10 @@ class OpenWatch:
         """Every descriptor on a watched device at this moment; whether the holders changed."""
         news, changed = self.book.held(descriptors, at_ns)
         self._news(news)
+        for key in news:
+            entry = self.book.entry(key)
+            if self._tell is not None and entry is not None and entry.event.how == "held":
+                self._untold.append((time.monotonic(), key, entry.event))
         return changed
 
     def expired(self, since_boot_ns: int) -> None:
@@ -279,7 +284,7 @@ class OpenWatch:
             uses += entry.count - entry.told
             entry.told = entry.count
         # What an exception of the policy covers is none, and so it ends one that is open.
-        return self.alarms.put(key, findings, max(uses, 1), at_ns)
+        return self.alarms.put(_named(key), findings, max(uses, 1), at_ns)
 
     def _forebear(
         self, major: int, minor: int, process: Process, lineage: Sequence[Process]
@@ -394,7 +399,7 @@ class OpenWatch:
                 self._give_up(key)
         for entry_key, entry in self.book.entries().items():
             if entry.told and entry.count > entry.told:
-                self.alarms.used(entry_key[:2], entry.count - entry.told, entry.last_ns)
+                self.alarms.used(_named(entry_key[:2]), entry.count - entry.told, entry.last_ns)
                 entry.told = entry.count
         forgotten = []
         while self._ended and now_ns - self._ended[0][0] >= FORGOTTEN_NS:
@@ -406,12 +411,19 @@ class OpenWatch:
             self._given_up.pop(key, None)
             self._tool_runs.pop(key, None)
             self._tool_identity.pop(key, None)
-            self._identities.forget((key[0], ticks(key[1])))
+            self._identities.forget(_named(key))
         return forgotten
+
+    def resume(self, findings: Iterable[Finding], now_ns: int) -> None:
+        """Takes up the open findings of an earlier run; processes that are gone have ended."""
+        self.alarms.restore((one for one in findings if one.rule in OPEN_RULE_IDS), now_ns)
+        for key in self.alarms.living():
+            if not self._identities.is_alive(key):
+                self.alarms.ended(key, now_ns)
 
     def current(self, now_ns: int) -> list[Finding]:
         """The findings of opens that hold now."""
-        return self.alarms.current(now_ns, self.book.holding())
+        return self.alarms.current(now_ns, map(_named, self.book.holding()))
 
     def seconds_to_wait(self) -> float | None:
         """Until something that waits is due; None when nothing does."""
@@ -470,3 +482,8 @@ class OpenWatch:
                 container_state=container_state(process, self.surroundings),
             )
             self._tell(told, process, self._identities.lineage(process), event.at_ns)
+
+
+def _named(key: Key) -> tuple[int, int]:
+    """A process as findings name it: by its start in ticks."""
+    return key[0], ticks(key[1])
