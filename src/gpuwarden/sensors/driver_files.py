@@ -15,10 +15,8 @@ from msgspec import Struct, field
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import DRIVER_LIBRARIES, DriverFile, Gap
-from gpuwarden.pattern import pattern
 from gpuwarden.sensors.process.executables import read_namespace
-from gpuwarden.sensors.process.mapped_libraries import altered_by
-from gpuwarden.sensors.process.users import UserNames, read_names
+from gpuwarden.sensors.process.mapped_libraries import Groups, altered_by
 from gpuwarden.sensors.seen import Seen
 
 SENSOR = "driver_files"
@@ -40,19 +38,19 @@ USUAL_DIRECTORIES = (
     "/usr/lib/wsl/lib",
 )
 FAMILIES = (
-    ("/usr/local", "cuda*", "compat"),
-    ("/opt", "rocm*", "lib"),
-    ("/usr/lib/wsl/drivers", "*", ""),
+    ("/usr/local", "cuda", "compat"),
+    ("/opt", "rocm", "lib"),
+    ("/usr/lib/wsl/drivers", "", ""),
 )
-"""(directory, pattern of the names in it, what to look at below each)."""
+"""(directory, how the names in it begin, what to look at below each)."""
 
 _CONFIGURATION_LIMIT_BYTES = 64 << 10
 _CONFIGURATION_FILES_LIMIT = 128
 _DIRECTORIES_LIMIT = 256
 _NAMES_LIMIT = 65_536
 _FILES_LIMIT = 256
-_BLANKS_AND_COMMAS = pattern(r"[\s:,]+")
-_NAME = pattern(rf"({'|'.join(DRIVER_LIBRARIES)})\.so(?:\.[\w.+-]{{1,64}})?\Z")
+_BEGINNINGS = tuple(f"{library}.so" for library in DRIVER_LIBRARIES)
+_Identity = tuple[tuple[int, int], int]
 
 
 class LoaderConfiguration(Struct, frozen=True):
@@ -79,7 +77,7 @@ def parse_loader_configuration(data: bytes) -> LoaderConfiguration:
         if words[0] == "include":
             includes.update(dict.fromkeys(words[1:]))
             continue
-        for word in _BLANKS_AND_COMMAS.split(said):
+        for word in said.replace(":", " ").replace(",", " ").split():
             path = word.partition("=")[0].rstrip("/")
             if path.startswith("/"):
                 directories[path] = None
@@ -95,7 +93,7 @@ def read(host: Host, seen: Seen) -> Iterator[DriverFile | Gap]:
     are not to be seen (in a container, without ``--root``).
     """
     _check_whose_files(host)
-    search = _Search(host, read_names(host))
+    search = _Search(host)
     directories = [*_configured(host), *USUAL_DIRECTORIES, *_families(host)]
     for directory in dict.fromkeys(directories):
         search.look_for_links(directory)
@@ -167,9 +165,10 @@ def _matching(host: Host, wanted: str) -> list[str]:
 
 def _families(host: Host) -> list[str]:
     return [
-        os.path.join(path, below).rstrip("/")
-        for directory, name, below in FAMILIES
-        for path in _matching(host, f"{directory}/{name}")[:_DIRECTORIES_LIMIT]
+        os.path.join(directory, name, below).rstrip("/")
+        for directory, beginning, below in FAMILIES
+        for name in sorted(_names(host, directory))[:_DIRECTORIES_LIMIT]
+        if name.startswith(beginning)
     ]
 
 
@@ -177,9 +176,10 @@ class _Search(Struct):
     """The files found so far, by identity, and the directories in which some were."""
 
     host: Host
-    names: UserNames
-    found: dict[tuple[tuple[int, int], int], DriverFile] = field(default_factory=dict)
-    directories: dict[str, None] = field(default_factory=dict)
+    groups: Groups = field(default_factory=Groups)
+    found: dict[_Identity, DriverFile] = field(default_factory=dict)
+    directories: dict[_Identity, str] = field(default_factory=dict)
+    """/lib and /usr/lib are mostly one."""
 
     def look_for_links(self, directory: str) -> None:
         """Asks for the names that programs load; large directories without them are not listed."""
@@ -191,16 +191,24 @@ class _Search(Struct):
                 except (GpuwardenError, ValueError):
                     continue
                 if status.is_regular:
-                    self.directories[directory] = None
+                    self.note(directory)
                     self.add(library, path)
+
+    def note(self, directory: str) -> None:
+        try:
+            status = self.host.status(directory)
+        except GpuwardenError:
+            return
+        self.directories.setdefault((status.device, status.inode), directory)
 
     def look_through(self) -> None:
         """Lists the driver's directories: another version may lie beside the current one."""
-        for directory in list(self.directories)[:_DIRECTORIES_LIMIT]:
+        for directory in list(self.directories.values())[:_DIRECTORIES_LIMIT]:
             for name in _names(self.host, directory):
-                match = _NAME.match(name)
-                if match is not None:
-                    self.add(match[1], f"{directory}/{name}")
+                if name.startswith(_BEGINNINGS):
+                    library, _, version = name.partition(".so")
+                    if not version or version.startswith("."):
+                        self.add(library, f"{directory}/{name}")
 
     def add(self, library: str, path: str) -> None:
         try:
@@ -211,11 +219,11 @@ class _Search(Struct):
             resolved = self.host.resolved(path)
         except GpuwardenError:
             return
-        self.directories[os.path.dirname(resolved)] = None
+        self.note(os.path.dirname(resolved))
         self.found[key] = DriverFile(
             library=library,
             path=resolved.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"),
             device=f"{status.device[0]}:{status.device[1]}",
             inode=status.inode,
-            writable_by=altered_by(status, self.names),
+            writable_by=altered_by(self.host, status, self.groups),
         )

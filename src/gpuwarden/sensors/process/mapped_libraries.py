@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 
 from msgspec import Struct, field
 
@@ -51,16 +52,25 @@ class _File(Struct, frozen=True):
     writable_by: tuple[int, ...] | None = None
 
 
+class Groups(Struct):
+    """Who is in which group, read when a file is first met that its group can write."""
+
+    names: UserNames | None = None
+
+
 class LibraryIdentities(Struct):
     """What the file of each (device, inode) is, read once a scan."""
 
     known: dict[tuple[tuple[int, int], int], _File] = field(default_factory=dict)
-    names: UserNames | None = None
+    groups: Groups = field(default_factory=Groups)
 
 
-def altered_by(status: FileStatus, names: UserNames) -> tuple[int, ...]:
+def altered_by(host: Host, status: FileStatus, groups: Groups) -> tuple[int, ...]:
     """uids other than root that can change a file: its owner and its writers; EVERYBODY is -1."""
-    return tuple(sorted({status.uid, *writers_of(status, names)} - {0}))
+    if groups.names is None and status.mode & stat.S_IWGRP:
+        groups.names = read_names(host)
+    writers = writers_of(status, groups.names or UserNames())
+    return tuple(sorted({status.uid, *writers} - {0}))
 
 
 def parse_driver_libraries(data: bytes) -> list[MappedLibrary]:
@@ -116,10 +126,8 @@ def _file(host: Host, pid: int, library: MappedLibrary, identities: LibraryIdent
         path, status = _readable(host, pid, library)
     except GpuwardenError:
         return _File()
-    if identities.names is None:
-        identities.names = read_names(host)
     device = f"{status.device[0]}:{status.device[1]}"
-    writers = altered_by(status, identities.names)
+    writers = altered_by(host, status, identities.groups)
     try:
         identity = read_identity(host, path)
     except GpuwardenError:
