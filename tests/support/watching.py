@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -31,11 +30,8 @@ READY = "device opens are seen by"
 class Watching:
     """The agent, what it told so far, and its end."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], *, state: Path, told: Path, errors: Path
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, told: Path, errors: Path) -> None:
         self.process = process
-        self._state = state
         self._told = told
         self._errors = errors
 
@@ -70,17 +66,6 @@ class Watching:
         """The events of a process, once there are any."""
         self.wait(lambda: self.events(pid), f"an event of {pid}")
         return self.events(pid)
-
-    def open_now(self, rule: str, pid: int) -> list[dict[str, Any]]:
-        """The open findings as the agent's memory has them, read beside it."""
-        with sqlite3.connect(f"file:{self._state / 'findings.sqlite'}?mode=ro", uri=True) as memory:
-            rows = memory.execute("SELECT state FROM findings WHERE open = 1").fetchall()
-        found = [json.loads(row[0]) for row in rows]
-        return [
-            life
-            for life in found
-            if life["finding"]["rule"] == rule and life["finding"]["subject"].get("pid") == pid
-        ]
 
     @property
     def errors(self) -> str:
@@ -140,7 +125,7 @@ def watching(
             stderr=complaints,
             env={**os.environ, "PYTHONPATH": "src"},
         )
-    agent = Watching(process, state=state, told=told, errors=errors)
+    agent = Watching(process, told=told, errors=errors)
     try:
         if ready:
             agent.wait(lambda: agent.errors.count(READY) > before, "the start")

@@ -12,7 +12,7 @@ from gpuwarden.finding import Finding
 
 QUIET_NS = 600 * 10**9
 """How long a finding holds after the last use of a process that lives and holds nothing."""
-ENDED_NS = 60 * 10**9
+ENDED_NS = 30 * 10**9
 """How long after the process has ended: what lived for a millisecond is still an open finding."""
 LIMIT = 10_000
 
