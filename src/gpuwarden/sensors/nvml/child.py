@@ -48,6 +48,8 @@ class Child(Struct, frozen=True):
 
     pid: int
     pipe: int
+    nudge: int = -1
+    """A lasting child's eventfd: it has said all, or can say no more until it is heard."""
 
 
 def start_child(
@@ -67,50 +69,67 @@ def start_child(
     except OSError as error:
         raise Unavailable(f"no pipe for the NVML child: {error.strerror}") from error
 
-    def answer(descriptor: int) -> None:
-        job(lambda data: send_all(descriptor, data))
+    def answer(kept: list[int]) -> None:
+        job(lambda data: send_all(kept[0], data))
 
-    return _fork(answer, reader, writer, unprivileged=unprivileged, cpu_seconds=cpu_seconds)
+    try:
+        pid = _fork(answer, [writer], unprivileged=unprivileged, cpu_seconds=cpu_seconds)
+    except Unavailable:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    return Child(pid, reader)
 
 
-def start_lasting_child(job: Callable[[int], None], *, unprivileged: bool) -> Child:
-    """Forks a child like ``start_child``'s that runs ``job`` with its end of a stream socket.
+def start_lasting_child(job: Callable[[int, int], None], *, unprivileged: bool) -> Child:
+    """Forks a child like ``start_child``'s that runs ``job`` with a stream socket and an eventfd.
 
     Its CPU time has no limit: whoever asks it must end it when it does not answer. Our end of the
     socket does not block. Errors: Unavailable when no process can be made.
     """
-    try:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    except OSError as error:
-        raise Unavailable(f"no socket for the NVML child: {error.strerror}") from error
-    ours.setblocking(False)
-    return _fork(job, ours.detach(), theirs.detach(), unprivileged=unprivileged, cpu_seconds=None)
+    with contextlib.ExitStack() as opened:
+        try:
+            ours, theirs = socket.socketpair()
+            opened.enter_context(theirs)
+            opened.enter_context(ours)
+            nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"no socket for the NVML child: {error.strerror}") from error
+        ours.setblocking(False)
+        try:
+            pid = _fork(
+                lambda kept: job(*kept),
+                [theirs.fileno(), nudge],
+                unprivileged=unprivileged,
+                cpu_seconds=None,
+            )
+        except Unavailable:
+            os.close(nudge)
+            raise
+        return Child(pid, ours.detach(), nudge)
 
 
 def _fork(
-    job: Callable[[int], None],
-    ours: int,
-    theirs: int,
+    job: Callable[[list[int]], None],
+    kept: list[int],
     *,
     unprivileged: bool,
     cpu_seconds: float | None,
-) -> Child:
+) -> int:
     parent = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
-        os.close(ours)
-        os.close(theirs)
         raise Unavailable(f"no process for the NVML child: {error.strerror}") from error
     if pid == 0:
-        _run(job, theirs, parent, unprivileged=unprivileged, cpu_seconds=cpu_seconds)
-    os.close(theirs)
-    return Child(pid, ours)
+        _run(job, kept, parent, unprivileged=unprivileged, cpu_seconds=cpu_seconds)
+    return pid
 
 
 def _run(
-    job: Callable[[int], None],
-    kept: int,
+    job: Callable[[list[int]], None],
+    kept: list[int],
     parent: int,
     *,
     unprivileged: bool,
@@ -126,12 +145,12 @@ def _run(
         from gpuwarden.sensors.nvml import device  # noqa: F401
 
         if cpu_seconds is None:
-            from gpuwarden.sensors.nvml import rounds  # noqa: F401
+            import gpuwarden.sensors.nvml.rounds  # noqa: F401
 
             # A finaliser of the parent's would close a descriptor that is the library's here.
             gc.freeze()
             _unblock_signals()
-        kept = _only_descriptor(kept)
+        kept = _only_descriptors(kept)
         _limit(cpu_seconds)
         _drop(unprivileged=unprivileged)
         _libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -150,13 +169,13 @@ def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _only_descriptor(writer: int) -> int:
-    kept = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 3)
+def _only_descriptors(wanted: list[int]) -> list[int]:
+    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3) for descriptor in wanted]
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != kept:
+        if int(name) > 2 and int(name) not in kept:
             # The listing's own descriptor is among them and already closed.
             with contextlib.suppress(OSError):
                 os.close(int(name))

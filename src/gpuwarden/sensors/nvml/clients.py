@@ -186,8 +186,10 @@ class Clients:
             pids,
             now_ns,
             since_us=cursor.since_us,
-            given=cursor.given,
+            given_until_us=cursor.given_until_us,
+            was_given=cursor.was_given,
             age_limit_ns=cursor.age_limit_ns,
+            ahead_limit_ns=cursor.ahead_limit_ns,
         )
         if code in (errors.SUCCESS, errors.NOT_FOUND):
             cursor.gave(samples, monotonic_ns)

@@ -142,6 +142,8 @@ class Driver:
             buffer = _filled(size * lists.LONGEST_STRIDE_BYTES)
             count = c_uint(size)
             code = self.call(name, handle, byref(count), buffer)
+            if code == errors.SUCCESS and count.value == 0:
+                break
             if code == errors.SUCCESS:
                 return lists.parse_processes(buffer.raw, min(count.value, size), layout), code
             if code != errors.INSUFFICIENT_SIZE or size >= PROCESS_LIMIT:

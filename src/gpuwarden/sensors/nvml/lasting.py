@@ -17,6 +17,7 @@ READ_BYTES = 1 << 18
 READS_AT_ONCE = 16
 """A child that never stops talking must not keep us from everything else."""
 ROUND_LIMIT_BYTES = 64 << 20
+NUDGES_LIMIT = 64
 
 
 class LastingChild:
@@ -33,10 +34,10 @@ class LastingChild:
     ) -> None:
         """Starts it. Errors: Unavailable when no process can be made."""
 
-        def job(channel: int) -> None:
-            from gpuwarden.sensors.nvml.rounds import answer_rounds
+        def job(connection: int, nudge: int) -> None:
+            from gpuwarden.sensors.nvml.rounds import Channel, answer_rounds
 
-            answer_rounds(path, channel, given_until_us)
+            answer_rounds(path, Channel(connection, nudge), given_until_us)
 
         child = start_lasting_child(job, unprivileged=unprivileged)
         self.pid = child.pid
@@ -52,9 +53,14 @@ class LastingChild:
         self._end_descriptor: int | None = None
         self._pending = bytearray()
         self._received = 0
+        self._nudges = 0
+        """Since it last said something."""
         self._reaped = False
         self.wait_status: int | None = None
-        epoll.register(child.pipe, select.EPOLLIN)
+        self._nudge = child.nudge
+        # The socket itself tells of its end only: a round is many writes and one nudge.
+        epoll.register(child.pipe, 0)
+        epoll.register(child.nudge, select.EPOLLIN)
 
     def ask(self, request: bytes) -> None:
         """Asks for a round; one that has ended is noticed by ``receive``."""
@@ -69,6 +75,12 @@ class LastingChild:
 
         Errors: Malformed.
         """
+        if self._socket is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._nudge)
+                self._nudges += 1
+            if self._nudges > NUDGES_LIMIT:
+                raise Malformed("the NVML child wakes us for nothing")
         for _ in range(READS_AT_ONCE):
             if self._socket is None:
                 return False
@@ -81,6 +93,7 @@ class LastingChild:
             if not chunk:
                 return False
             self._received += len(chunk)
+            self._nudges = 0
             self._pending += chunk
             while (message := take_frame(self._pending)) is not None:
                 if answer is None or answer.complete:
@@ -89,6 +102,8 @@ class LastingChild:
                 answer.complete = message.done or answer.refused
             if self._received > ROUND_LIMIT_BYTES:
                 raise Malformed("the NVML child's answer does not end")
+        # There is more, and it was not we who emptied the socket: look again at once.
+        os.eventfd_write(self._nudge, 1)
         return True
 
     def end(self, now: float) -> None:
@@ -123,6 +138,8 @@ class LastingChild:
         if self._socket is not None:
             self._epoll.unregister(self._socket)
             os.close(self._socket)
+            self._epoll.unregister(self._nudge)
+            os.close(self._nudge)
             self._socket = None
             self._pending.clear()
 

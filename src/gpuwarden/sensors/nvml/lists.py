@@ -8,7 +8,7 @@ first R535 drivers changed without saying so.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection
 
 from msgspec import Struct
 
@@ -33,7 +33,6 @@ INSTANCE_LIMIT = 1024
 MEMORY_NOT_AVAILABLE = (1 << 64) - 1
 MEMORY_LIMIT_BYTES = 1 << 50
 
-PID_BITS = PID_LIMIT.bit_length()
 SAMPLE_AGE_LIMIT_NS = 120 * 10**9
 SAMPLE_AHEAD_LIMIT_NS = 5 * 10**9
 
@@ -79,25 +78,15 @@ def parse_processes(buffer: bytes, count: int, layout: struct.Struct) -> Process
 
 def _entry(fields: tuple[int, ...]) -> Entry | None:
     pid, memory = fields[:2]
-    instances = fields[2:] or (NO_INSTANCE, NO_INSTANCE)
-    if not 0 < pid <= PID_LIMIT:
+    if not 0 < pid <= PID_LIMIT or MEMORY_LIMIT_BYTES < memory != MEMORY_NOT_AVAILABLE:
         return None
-    if any(INSTANCE_LIMIT <= instance != NO_INSTANCE for instance in instances):
+    known = None if memory == MEMORY_NOT_AVAILABLE else memory
+    if len(fields) == 2 or fields[2] == fields[3] == NO_INSTANCE:
+        return Entry(pid, known)
+    if any(INSTANCE_LIMIT <= instance != NO_INSTANCE for instance in fields[2:]):
         return None
-    if memory != MEMORY_NOT_AVAILABLE and memory > MEMORY_LIMIT_BYTES:
-        return None
-    gpu_instance, compute_instance = (None if i == NO_INSTANCE else i for i in instances)
-    return Entry(
-        pid,
-        None if memory == MEMORY_NOT_AVAILABLE else memory,
-        gpu_instance,
-        compute_instance,
-    )
-
-
-def sample_key(pid: int, at_us: int) -> int:
-    """One number for one sample; a later sample's is larger."""
-    return at_us << PID_BITS | pid
+    gpu_instance, compute_instance = (None if i == NO_INSTANCE else i for i in fields[2:])
+    return Entry(pid, known, gpu_instance, compute_instance)
 
 
 def parse_samples(
@@ -107,27 +96,33 @@ def parse_samples(
     now_ns: int,
     *,
     since_us: int = -1,
-    given: Set[int] = frozenset(),
+    given_until_us: int = -1,
+    was_given: Callable[[int, int], bool] | None = None,
     age_limit_ns: int = SAMPLE_AGE_LIMIT_NS,
+    ahead_limit_ns: int = SAMPLE_AHEAD_LIMIT_NS,
 ) -> tuple[dict[int, tuple[UtilisationSample, ...]], set[int]]:
     """Each listed pid's believable samples, oldest first, and the pids that only had garbage.
 
     Kept are samples of a listed pid, at most 100 %, not older than two minutes and not from the
-    future; drivers have been seen to hand out others. One up to ``since_us``, or with its key in
-    ``given``, was kept before. Never raises.
+    future; drivers have been seen to hand out others. One up to ``since_us`` was kept before; for
+    one up to ``given_until_us``, ``was_given`` tells, by pid and microseconds. Never raises.
     """
     kept: dict[int, dict[int, UtilisationSample]] = {}
     garbage: set[int] = set()
     count = max(0, min(count, len(buffer) // SAMPLE.size))
+    oldest_us = -((age_limit_ns - now_ns) // 1000)
+    latest_us = (now_ns + ahead_limit_ns) // 1000
     for pid, at_us, sm, memory, _, _ in SAMPLE.iter_unpack(buffer[: count * SAMPLE.size]):
-        if pid not in pids or at_us <= since_us or at_us << PID_BITS | pid in given:
+        if pid not in pids or at_us <= since_us:
             continue
-        age_ns = now_ns - at_us * 1000
-        fresh = -SAMPLE_AHEAD_LIMIT_NS <= age_ns <= age_limit_ns
-        if fresh and sm <= 100 and memory <= 100:
-            kept.setdefault(pid, {})[at_us] = UtilisationSample(
-                at_ns=at_us * 1000, sm_percent=sm, memory_percent=memory
-            )
+        if at_us <= given_until_us and was_given is not None and was_given(pid, at_us):
+            continue
+        if oldest_us <= at_us <= latest_us and sm <= 100 and memory <= 100:
+            sample = UtilisationSample(at_ns=at_us * 1000, sm_percent=sm, memory_percent=memory)
+            if pid in kept:
+                kept[pid][at_us] = sample
+            else:
+                kept[pid] = {at_us: sample}
         else:
             garbage.add(pid)
     samples = {pid: tuple(found[at] for at in sorted(found)) for pid, found in kept.items()}

@@ -7,7 +7,9 @@ so the parent takes each for a claim of the right shape or refuses it.
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Sequence
 
 import msgspec
 
@@ -107,28 +109,34 @@ def _bounded(message: Message) -> Message:
         raise Malformed("the NVML child's answer lists more than any GPU can have")
     if any(len(c.samples) > SAMPLES_LIMIT for c in (*message.clients, *message.unlisted)):
         raise Malformed("the NVML child's answer has more samples than a driver keeps")
-    if any(len(text) > TEXT_LIMIT for text in _texts(message)):
-        raise Malformed("the NVML child's answer has a text that is too long")
+    for facts in ((message,), message.gpus, message.clients, message.unlisted):
+        _check_texts(facts)
+    _check_texts(message.accounted or ())
+    _check_texts(message.gaps)
     return message
 
 
-def _texts(message: Message) -> list[str]:
-    structs: tuple[msgspec.Struct, ...] = (
-        message,
-        *message.gpus,
-        *message.clients,
-        *message.unlisted,
-        *(message.accounted or ()),
-        *message.gaps,
-    )
-    found: list[str] = []
+def _check_texts(structs: Sequence[msgspec.Struct]) -> None:
+    if not structs:
+        return
+    fields = _text_fields(type(structs[0]))
     for each in structs:
-        for field in each.__struct_fields__:
+        for field in fields:
             value = getattr(each, field)
+            if not value:
+                continue
             if isinstance(value, str):
-                found.append(value)
+                if len(value) > TEXT_LIMIT:
+                    raise Malformed("the NVML child's answer has a text that is too long")
             elif isinstance(value, dict):
                 if len(value) > 64:
                     raise Malformed("the NVML child's answer has too many reasons")
-                found += [text for item in value.items() for text in item if isinstance(text, str)]
-    return found
+                if any(len(t) > TEXT_LIMIT for i in value.items() for t in i if isinstance(t, str)):
+                    raise Malformed("the NVML child's answer has a text that is too long")
+
+
+@functools.cache
+def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields that hold, or may hold, a text or a mapping."""
+    numbers = (int, float, bool, int | None, float | None, bool | None)
+    return tuple(f.name for f in msgspec.structs.fields(kind) if f.type not in numbers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 
 from gpuwarden.sensors.nvml import errors
-from gpuwarden.sensors.nvml.child import send_all
 from gpuwarden.sensors.nvml.clients import Followed
 from gpuwarden.sensors.nvml.cursor import SampleCursor
 from gpuwarden.sensors.nvml.device import GPU_LIMIT, Reading, begin, greet
@@ -20,7 +20,34 @@ REFRESH_ROUNDS = 60
 """After so many everything is read again that is kept between rounds."""
 
 
-def answer_rounds(path: str, channel: int, given_until_us: Mapping[str, int]) -> None:
+class Channel:
+    """Frames to the parent, which is woken once a round and not for each of them."""
+
+    def __init__(self, connection: int, nudge: int) -> None:
+        self._socket = socket.socket(fileno=connection)
+        self._nudge = nudge
+
+    def request(self) -> bytes:
+        """The next request, empty when there will be no more."""
+        return self._socket.recv(1)
+
+    def send(self, message: Message) -> None:
+        """Puts a message where the parent finds it when it looks."""
+        view = memoryview(encode_frame(message))
+        while view:
+            try:
+                view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                # No room until it is heard.
+                self.wake()
+                view = view[self._socket.send(view) :]
+
+    def wake(self) -> None:
+        """Has the parent look."""
+        os.eventfd_write(self._nudge, 1)
+
+
+def answer_rounds(path: str, channel: Channel, given_until_us: Mapping[str, int]) -> None:
     """Answers until the other end of ``channel`` closes, or the driver cannot be used any more.
 
     ``given_until_us`` tells per GPU which samples the child before this one gave. A round is a
@@ -32,14 +59,16 @@ def answer_rounds(path: str, channel: int, given_until_us: Mapping[str, int]) ->
         raise
     except Exception as error:  # noqa: BLE001 - whatever a strange library brings about
         text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
-        send_all(channel, encode_frame(Message(failed_load=text[:300])))
+        channel.send(Message(failed_load=text[:300]))
+        channel.wake()
 
 
-def _answer(path: str, channel: int, given_until_us: Mapping[str, int]) -> None:
+def _answer(path: str, channel: Channel, given_until_us: Mapping[str, int]) -> None:
     driver, greeting = begin(path)
-    request = os.read(channel, 1)
+    request = channel.request()
     if driver is None:
-        send_all(channel, encode_frame(greeting))
+        channel.send(greeting)
+        channel.wake()
         return
     session = _Session(driver, greeting, given_until_us)
     while request:
@@ -47,7 +76,7 @@ def _answer(path: str, channel: int, given_until_us: Mapping[str, int]) -> None:
             session.enumerate_next = True
         if not session.answer(channel):
             return
-        request = os.read(channel, 1)
+        request = channel.request()
     driver.call("nvmlShutdown")
 
 
@@ -67,7 +96,7 @@ class _Session:
         """Rounds between two enumerations while a GPU stays in trouble."""
         self._due = 0
 
-    def answer(self, channel: int) -> bool:
+    def answer(self, channel: Channel) -> bool:
         """Sends one round; False when the driver cannot be used any more."""
         fresh = self._round % REFRESH_ROUNDS == 0
         self._round += 1
@@ -76,19 +105,21 @@ class _Session:
             self.enumerate_next = False
             fresh = True
             if not self._enumerate():
-                send_all(channel, encode_frame(self.greeting))
+                channel.send(self.greeting)
+                channel.wake()
                 return False
         if fresh:
             self.followed.identities.clear()
         self.followed.with_accounting = fresh
-        send_all(channel, encode_frame(self.greeting))
+        channel.send(self.greeting)
         troubled = set()
         for index in range(min(self.greeting.gpu_count or 0, GPU_LIMIT)):
             message = Reading(self.driver, index, self.followed).message()
             if any(gpu.error is not None for gpu in message.gpus):
                 troubled.add(index)
-            send_all(channel, encode_frame(message))
-        send_all(channel, encode_frame(Message(done=True)))
+            channel.send(message)
+        channel.send(Message(done=True))
+        channel.wake()
         self._plan(frozenset(troubled))
         return True
 

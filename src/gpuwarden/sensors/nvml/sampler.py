@@ -111,6 +111,14 @@ class Sampler:
         children = [*self._leaving, *([self._child] if self._child else [])]
         return tuple(child.pid for child in children)
 
+    @property
+    def messages_so_far(self) -> int:
+        """How much of the round under way has been heard: the greeting and a message for each GPU.
+
+        While one hangs, this tells which GPU it is at.
+        """
+        return len(self._answer.messages) if self._answer is not None else 0
+
     def overdue(self, now: float) -> bool:
         """Whether the round under way is past its deadline at ``now`` (monotonic seconds)."""
         return self._answer is not None and now >= self._due_at
