@@ -1,0 +1,1 @@
+"""The checks that run in the guest; nothing here is imported outside it."""

@@ -1,0 +1,33 @@
+"""Runs the checks of one guest: ``small`` (busybox) or ``systemd``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpuwarden.probes import loader
+from tests.guest.inside import systemd, whole
+from tests.guest.inside.report import Report
+from tests.guest.inside.ways import WayChecks
+
+
+def main() -> None:
+    report = Report()
+    with open("/proc/uptime", encoding="ascii") as file:
+        print(f"BOOTED {file.read().split()[0]}", flush=True)
+    report.note("kernel", os.uname().release)
+    with open("/sys/kernel/security/lsm", encoding="ascii") as file:
+        report.note("security modules", file.read())
+    if report.check("guest:cgroups", whole.only_version_2) and report.check(
+        "guest:device", whole.a_device_that_opens
+    ):
+        if sys.argv[1] == "systemd":
+            systemd.run(report)
+        else:
+            for way in loader.WAYS:
+                WayChecks(way, report).run()
+            whole.run(report)
+    report.end()
+
+
+main()
