@@ -213,23 +213,24 @@ class Series:
     def sampled(self, samples: Sequence[UtilisationSample], at_ns: int, login: bool | None) -> bool:
         """Uses the samples that are newer than the last one used; False when none is.
 
-        ``samples`` are oldest first and may repeat those of earlier rounds; one that lies ahead of
-        ``at_ns`` would make everything until then count as accounted for, so none of them is used.
+        ``samples`` are oldest first and may repeat those of earlier rounds. One that lies ahead of
+        ``at_ns`` is not used: it would make all time until then count as accounted for.
         """
         newest, last_ns = self.sampled_ns, samples[-1].at_ns
-        if last_ns <= newest or last_ns > at_ns + SAMPLE_SPAN_MS * 1_000_000:
+        limit_ns = at_ns + SAMPLE_SPAN_MS * 1_000_000
+        if last_ns <= newest or last_ns > limit_ns:
             return False
         first = len(samples) - 1
         while first and samples[first - 1].at_ns > newest:
             first -= 1
         self.sampled_ns = last_ns
-        self._measured(samples[first:] if first else samples, SAMPLE_SPAN_MS, login)
+        self._measured(samples[first:] if first else samples, SAMPLE_SPAN_MS, limit_ns, login)
         return True
 
     def measured(self, percent: int, at_ns: int, span_limit_ms: int, login: bool | None) -> None:
         """Uses a figure that speaks for at most ``span_limit_ms`` before ``at_ns``."""
         figure = UtilisationSample(at_ns=at_ns, sm_percent=percent)
-        self._measured((figure,), span_limit_ms, login)
+        self._measured((figure,), span_limit_ms, at_ns, login)
 
     def without_client(self, percent: int, span_ms: int) -> None:
         """For a GPU: nobody was listed, in this round and in the one before."""
@@ -238,14 +239,18 @@ class Series:
             self._open[BUSY_NO_CLIENT] += span_ms
 
     def _measured(
-        self, figures: Sequence[UtilisationSample], span_limit_ms: int, login: bool | None
+        self,
+        figures: Sequence[UtilisationSample],
+        span_limit_ms: int,
+        limit_ns: int,
+        login: bool | None,
     ) -> None:
         """Counts figures, oldest first, each for the time since the one before it."""
         row, until_ns = self._open, self.until_ns
         total_ms = busy_ms = 0
         for figure in figures:
             span_ms = (figure.at_ns - until_ns) // 1_000_000
-            if span_ms <= 0:
+            if span_ms <= 0 or figure.at_ns > limit_ns:
                 continue
             until_ns = figure.at_ns
             if span_ms > span_limit_ms:  # noqa: PLR1730 - as above, up to 6 times as often
@@ -302,27 +307,32 @@ class Series:
         self._open_slot = slot
         self._low, self._high = NO_LOW, NO_HIGH
         self._clients = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        now_seconds = self._open_slot * FINE_SECONDS
+        for ring in self.rings:
+            ring.forget_before(now_seconds // ring.width_seconds - ring.length)
         self._usages = tuple(
-            [self._usage(ring, slot * FINE_SECONDS) for ring in self.rings if ring.slots]
+            [self._usage(ring, ring.slots[0]) for ring in self.rings if ring.slots]
         )
 
     def usages(self) -> tuple[Usage, ...]:
         """One for each window, as of the last bucket that was closed."""
         return self._usages
 
-    def _usage(self, ring: Ring, now_seconds: int) -> Usage:
-        ring.forget_before(now_seconds // ring.width_seconds - ring.length)
+    def _usage(self, ring: Ring, oldest_slot: int) -> Usage:
         sums = ring.sums
         measured_ms = sum(sums[:10])
         known = sums[LOGIN_KNOWN] > 0
         whole = self.pid is None
         low, high = min(ring.lows, default=NO_LOW), max(ring.highs, default=NO_HIGH)
-        oldest = ring.slots[0] * ring.width_seconds if ring.slots else now_seconds
+        oldest_ns = oldest_slot * ring.width_seconds * SECOND_NS
         return Usage(
             gpu_id=self.gpu_id,
             pid=self.pid,
             start_time_ticks=self.start_time_ticks,
-            from_ns=max(self.first_ns, oldest * SECOND_NS),
+            from_ns=min(max(self.first_ns, oldest_ns), self.last_ns),
             until_ns=self.last_ns,
             covered_seconds=(measured_ms or sums[LISTED]) / 1000,
             seconds_by_decile=tuple([ms / 1000 for ms in sums[:10]]) if measured_ms else (),
@@ -364,11 +374,5 @@ class Series:
         found.until_ns, found.sampled_ns = state.until_ns, state.sampled_ns
         found._mood = state.mood if state.mood in (IDLE, BUSY, IN_BURST) else UNKNOWN
         found._open_slot = (state.last_ns // SECOND_NS + found._phase) // FINE_SECONDS
-        found._usages = tuple(
-            [
-                found._usage(ring, found._open_slot * FINE_SECONDS)
-                for ring in found.rings
-                if ring.slots
-            ]
-        )
+        found._tell()
         return found
