@@ -31,14 +31,14 @@ static __always_inline int denial(void)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct css_set *set = BPF_CORE_READ(task, cgroups);
-	int found = denial_of_group(BPF_CORE_READ(set, dfl_cgrp));
+	int found = unforeseen(denial_of_group(BPF_CORE_READ(set, dfl_cgrp)));
 
 	if (found == NOT_DENIED)
-		found = denial_of_group(VERSION_1_GROUP(set, devices_cgrp_id));
+		found = unforeseen(denial_of_group(VERSION_1_GROUP(set, devices_cgrp_id)));
 	if (found == NOT_DENIED)
-		found = denial_of_group(VERSION_1_GROUP(set, pids_cgrp_id));
+		found = unforeseen(denial_of_group(VERSION_1_GROUP(set, pids_cgrp_id)));
 	if (found == NOT_DENIED)
-		found = denial_of_group(VERSION_1_GROUP(set, freezer_cgrp_id));
+		found = unforeseen(denial_of_group(VERSION_1_GROUP(set, freezer_cgrp_id)));
 	return found;
 }
 

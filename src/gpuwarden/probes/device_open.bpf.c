@@ -43,5 +43,5 @@ int device_access(struct bpf_cgroup_dev_ctx *context)
 	if (use.access & BPF_DEVCG_ACC_MKNOD)
 		use.how = HOW_MKNOD;
 	tell(&use);
-	return use.denial != DENIED;
+	return unforeseen(use.denial) != DENIED;
 }

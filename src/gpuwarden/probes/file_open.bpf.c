@@ -57,7 +57,7 @@ static __noinline int opening(struct inode *inode, struct file *file, int can_de
 	if (!use_of_file(&use, inode, file))
 		return 0;
 	tell(&use);
-	return use.denial == DENIED ? REFUSED : 0;
+	return unforeseen(use.denial) == DENIED ? REFUSED : 0;
 }
 
 static __noinline int making(__u64 mode, __u64 device, int can_deny)
@@ -73,11 +73,11 @@ static __noinline int making(__u64 mode, __u64 device, int can_deny)
 	if ((mode & CHARACTER_MASK) != CHARACTER || !is_watched(use.major, use.minor))
 		return 0;
 	tell(&use);
-	return use.denial == DENIED ? REFUSED : 0;
+	return unforeseen(use.denial) == DENIED ? REFUSED : 0;
 }
 
 /* The verifier wants to see that nothing else can come out. */
-#define ANSWER(refused) ((refused) ? REFUSED : 0)
+#define ANSWER(refused) (unforeseen(refused) ? REFUSED : 0)
 
 SEC("?lsm/file_open")
 int lsm_file_open(__u64 *context)

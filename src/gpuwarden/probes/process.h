@@ -165,7 +165,7 @@ static __noinline int fill_process(struct identity *process)
 			telling = version_1;
 	}
 	process->cgroup_names_hierarchy = BPF_CORE_READ(telling, root, hierarchy_id);
-	if (!write_cgroup(BPF_CORE_READ(telling, kn), &process->cgroup))
+	if (!unforeseen(write_cgroup(BPF_CORE_READ(telling, kn), &process->cgroup)))
 		process->traits |= CGROUP_CUT;
 
 	process->argv_bytes = process->argv_read = 0;
@@ -190,8 +190,8 @@ static __noinline int fill_process(struct identity *process)
 		return 0;
 	process->exe_inode = BPF_CORE_READ(exe, f_inode, i_ino);
 	process->exe_device = BPF_CORE_READ(exe, f_inode, i_sb, s_dev);
-	if (!write_path(BPF_CORE_READ(exe, f_path.dentry), BPF_CORE_READ(exe, f_path.mnt),
-			&process->exe))
+	if (!unforeseen(write_path(BPF_CORE_READ(exe, f_path.dentry),
+				   BPF_CORE_READ(exe, f_path.mnt), &process->exe)))
 		process->traits |= EXE_CUT;
 	return 0;
 }

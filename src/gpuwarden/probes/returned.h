@@ -40,8 +40,9 @@ static __noinline int fill_return(struct return_record *record, struct attempt *
 
 		if (file) {
 			record->open_flags = BPF_CORE_READ(file, f_flags);
-			if (!write_path(BPF_CORE_READ(file, f_path.dentry),
-					BPF_CORE_READ(file, f_path.mnt), &record->path))
+			if (!unforeseen(write_path(BPF_CORE_READ(file, f_path.dentry),
+						   BPF_CORE_READ(file, f_path.mnt),
+						   &record->path)))
 				record->path.length = 0;
 		}
 	}

@@ -62,11 +62,11 @@ static __always_inline int tool_of(struct task_struct *task, struct linux_binprm
 				   struct tool_name *name)
 {
 	read_called_name(program, name);
-	if (is_tool(name))
+	if (unforeseen(is_tool(name)))
 		return TOOL_BY_CALL;
 	bpf_probe_read_kernel_str(name->text, sizeof(name->text),
 				  BPF_CORE_READ(task, mm, exe_file, f_path.dentry, d_name.name));
-	return is_tool(name) ? TOOL_BY_FILE : NO_TOOL;
+	return unforeseen(is_tool(name)) ? TOOL_BY_FILE : NO_TOOL;
 }
 
 #endif
