@@ -120,6 +120,9 @@ def test_head_is_get_without_the_body(server: MetricsServer) -> None:
         assert (status, body) == (200, b"")
         assert int(headers["Content-Length"]) > 0
     assert ask(server, "/nothing", "HEAD")[0] == 404
+    # A client of HTTP reads no body here, also when there is one.
+    for line in (b"HEAD /metrics", b"HEAD /nothing"):
+        assert send(server, line + b" HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
 
 
 def test_an_agent_that_sees_is_ok_and_one_that_does_not_says_why(
@@ -259,6 +262,7 @@ def _answers(server: MetricsServer) -> bool:
 
 
 def test_a_silent_caller_is_hung_up_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert metrics_server._Handler.timeout == metrics_server.SILENCE_SECONDS
     monkeypatch.setattr(metrics_server._Handler, "timeout", 0.05)
     with (
         MetricsServer(ANY, agent) as server,

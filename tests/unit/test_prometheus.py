@@ -119,6 +119,15 @@ def test_what_a_policy_excepts_is_counted_apart() -> None:
     assert value(found, "findings", verdict="cryptominer", silenced="false") == 7
 
 
+def test_egress_that_a_policy_excepts_is_not_unexpected() -> None:
+    assert MINED.report is not None
+    rows = tuple(msgspec.structs.replace(row, silenced_by="ours") for row in MINED.report.rows)
+    report = msgspec.structs.replace(MINED.report, rows=rows)
+    assert value(read(MINED), "unexpected_egress_processes") == 1
+    excepted = msgspec.structs.replace(MINED, report=report)
+    assert value(read(excepted), "unexpected_egress_processes") == 0
+
+
 def test_lists_that_disagree_are_counted_where_both_were_seen() -> None:
     node = quiet_node()
     node.process(5000, user="bob")
@@ -181,12 +190,13 @@ def test_a_process_without_a_sample_has_no_share_and_one_not_judged_yet_has_no_n
 def test_parts_of_a_gpu_have_their_own_lists() -> None:
     node = NodeBuilder()
     node.gpu(0, mig_enabled=True)
-    node.mig(0, 3)
+    node.mig(0, 3, memory_used_bytes=GIB)
     node.process(4000)
     node.client(4000, mig_id(0, 3))
     found = read(state_of(node))
     assert value(found, "gpu_clients", gpu="0:3", uuid=mig_id(0, 3)) == 1
     assert value(found, "gpu_clients", gpu="0") is None
+    assert value(found, "gpu_memory_without_process_bytes", gpu="0:3") is None
 
 
 def test_the_busiest_processes_are_listed_and_the_rest_are_summed() -> None:
