@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
@@ -557,52 +557,62 @@ def test_a_damaged_state_is_malformed_or_lives_on(data: st.DataObject) -> None:
 
 DAY = _busy_day().tracker.export()
 
-ANY = st.integers(-(1 << 62), 1 << 62)
+PERCENTS = st.one_of(st.none(), st.integers(-5, 300))
+AMOUNTS = st.one_of(st.none(), st.integers(0, 1 << 60))
+STEPS = st.sampled_from([-100 * S, 0, 1, S // 2, S, S, S, 9 * S, 4000 * S])
+SAMPLES_AT = st.one_of(st.integers(-3 * S, 3 * S), st.integers(-(1 << 62), 1 << 62))
+GPUS = st.lists(
+    st.builds(
+        Gpu,
+        id=st.sampled_from([GPU, "GPU-1"]),
+        parent_id=st.sampled_from([None, None, GPU, "GPU-1"]),
+        sm_percent=PERCENTS,
+        memory_used_bytes=AMOUNTS,
+        error=st.sampled_from([None, None, "lost"]),
+    ),
+    max_size=2,
+)
+CLIENTS = st.lists(
+    st.builds(
+        GpuClient,
+        gpu_id=st.sampled_from([GPU, "GPU-1", "GPU-2"]),
+        pid=st.integers(1, 3),
+        sm_percent=PERCENTS,
+        memory_bytes=AMOUNTS,
+        samples=st.lists(
+            st.builds(UtilisationSample, at_ns=SAMPLES_AT, sm_percent=st.integers(-5, 300)),
+            max_size=3,
+        ).map(tuple),
+    ),
+    max_size=3,
+)
+STARTS = st.sampled_from([{}, {1: 5, 2: 5}, {1: 6, 3: 1}])
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
-@given(st.data())
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(STEPS, GPUS, CLIENTS, STARTS, st.sampled_from([None, True, False])), max_size=12
+    )
+)
 def test_whatever_a_round_says_nothing_is_raised_and_no_time_is_made_up(
-    data: st.DataObject,
+    seen: list[tuple[int, list[Gpu], list[GpuClient], dict[int, int], bool | None]],
 ) -> None:
     tracker = UsageTracker(boot_id="b")
     at_ns = START
-    for _ in range(data.draw(st.integers(1, 30))):
-        at_ns += data.draw(st.sampled_from([-100 * S, 0, 1, S // 2, S, S, S, 9 * S, 4000 * S]))
-        percents = st.one_of(st.none(), st.integers(-5, 300))
-        memory = st.one_of(st.none(), st.integers(0, 1 << 60))
-        near = st.integers(at_ns - 3 * S, at_ns + 3 * S)
-        gpus = [
-            Gpu(
-                id=gpu_id,
-                parent_id=data.draw(st.sampled_from([None, None, GPU, gpu_id])),
-                sm_percent=data.draw(percents),
-                memory_used_bytes=data.draw(memory),
-                error=data.draw(st.sampled_from([None, None, "lost"])),
-            )
-            for gpu_id in data.draw(st.sets(st.sampled_from([GPU, "GPU-1"])))
-        ]
+    for step, gpus, relative, starts, login in seen * 3:
+        at_ns += step
         clients = [
-            client(
-                pid,
-                data.draw(st.sampled_from([GPU, "GPU-1", "GPU-2"])),
-                sm_percent=data.draw(percents),
-                memory_bytes=data.draw(memory),
+            msgspec.structs.replace(
+                c,
                 samples=tuple(
-                    UtilisationSample(at_ns=t, sm_percent=data.draw(st.integers(-5, 300)))
-                    for t in data.draw(st.lists(st.one_of(near, near, ANY), max_size=3))
+                    msgspec.structs.replace(s, at_ns=max(min(at_ns + s.at_ns, 1 << 62), 0))
+                    for s in c.samples
                 ),
             )
-            for pid in data.draw(st.lists(st.integers(1, 4), max_size=4))
+            for c in relative
         ]
-        tracker.sample(
-            at_ns,
-            gpus,
-            clients,
-            data.draw(st.dictionaries(st.integers(1, 4), st.integers(0, 2))),
-            data.draw(st.dictionaries(st.integers(1, 4), st.just(BINARY))),
-            data.draw(st.sampled_from([None, True, False])),
-        )
+        tracker.sample(at_ns, gpus, clients, starts, {1: BINARY, 2: BINARY}, login)
         told = tracker.usage(at_ns)
         msgspec.json.encode((*told, *tracker.exited(), *tracker.respawns()))
         for usage in told:
