@@ -8,7 +8,7 @@ first R535 drivers changed without saying so.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct
 
@@ -66,14 +66,20 @@ def parse_processes(buffer: bytes, count: int, layout: struct.Struct) -> Process
     for stride in strides:
         entries = tuple(
             entry
-            for at in range(0, count * stride, stride)
-            if (entry := _entry(layout.unpack_from(buffer, at))) is not None
+            for fields in _each(buffer[: count * stride], layout, stride)
+            if (entry := _entry(fields)) is not None
         )
         if len(entries) > len(best):
             best = entries
         if len(best) == count:
             break
     return ProcessList(best, implausible=count - len(best))
+
+
+def _each(buffer: bytes, layout: struct.Struct, stride: int) -> Iterable[tuple[int, ...]]:
+    if stride == layout.size:
+        return layout.iter_unpack(buffer)
+    return (layout.unpack_from(buffer, at) for at in range(0, len(buffer), stride))
 
 
 def _entry(fields: tuple[int, ...]) -> Entry | None:
