@@ -7,6 +7,8 @@
  *   inherit PATH             a child holds what its parent opened; the parent ends
  *   pass PATH                a child holds what it was sent over a socket; the parent ends
  *   storm COUNT EACH PATH... COUNT processes open the PATHs in turn, EACH times in all
+ *   pace COUNT A_SECOND SECONDS PATH...
+ *                            COUNT processes open the PATHs in turn, A_SECOND in all; tells opens
  *   rate SECONDS PATH        opens as fast as it can; tells opens a second of CPU
  */
 #define _GNU_SOURCE
@@ -144,6 +146,39 @@ static int rate(double seconds, const char *path)
 	return 0;
 }
 
+static double wall_seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+/* Each process keeps to its own share of the rate, however late it is woken. */
+static int pace(int count, double a_second, double seconds, char **paths, int number)
+{
+	double begun = wall_seconds() + 0.5, each = a_second / count;
+	long total = (long)(each * seconds);
+
+	for (int process = 0; process < count; process++) {
+		if (fork())
+			continue;
+		for (long done = 0; done < total;) {
+			double now = wall_seconds() - begun;
+			long due = now < 0 ? 0 : (long)(now * each) + 1;
+
+			for (; done < due && done < total; done++)
+				open_and_close(paths[(process + done) % number]);
+			usleep(2000 + process * 10);
+		}
+		_exit(0);
+	}
+	while (wait(0) > 0)
+		;
+	printf("%ld\n", total * count);
+	return 0;
+}
+
 int main(int count, char **words)
 {
 	const char *how = count > 2 ? words[1] : "";
@@ -166,6 +201,8 @@ int main(int count, char **words)
 		return pass(words[2]);
 	if (!strcmp(how, "storm") && count > 4)
 		return storm(atoi(words[2]), atoi(words[3]), words + 4, count - 4);
+	if (!strcmp(how, "pace") && count > 5)
+		return pace(atoi(words[2]), atof(words[3]), atof(words[4]), words + 5, count - 5);
 	if (!strcmp(how, "rate") && count > 3)
 		return rate(atof(words[2]), words[3]);
 	return 64;

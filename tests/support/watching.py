@@ -32,7 +32,7 @@ class Watching:
 
     def __init__(self, process: subprocess.Popen[bytes], *, told: Path, errors: Path) -> None:
         self.process = process
-        self._told = told
+        self.told = told
         self._errors = errors
 
     @property
@@ -41,7 +41,7 @@ class Watching:
 
     def lines(self) -> list[dict[str, Any]]:
         """Every whole JSON line that it wrote to its standard output."""
-        text = self._told.read_bytes()
+        text = self.told.read_bytes()
         return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
     def findings(self, rule: str | None = None, pid: int | None = None) -> list[dict[str, Any]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Gpu, GpuClient
@@ -21,11 +19,10 @@ from gpuwarden.watch.judgement import Kin, Memory
 CHECKED_SECONDS = 10.0
 """How often it is looked whether a pid still is the same process."""
 LOGINS_SECONDS = 5.0
+RECORDED_NS = 10 * 10**9
+"""A mean is kept of so long: at one a second, memory for days would hold half a day."""
 
-
-class _Start(Struct):
-    ticks: int
-    checked: float
+Binary = tuple[str, str | None, int | None, int | None]
 
 
 class Sampling:
@@ -54,7 +51,12 @@ class Sampling:
         self.rounds = 0
         self.error: GpuwardenError | None = None
         self.failing_since_ns: int | None = None
-        self._starts: dict[int, _Start] = {}
+        self._starts: dict[int, int] = {}
+        self._stale: set[int] = set()
+        self._checked_at = 0.0
+        self._binaries: dict[int, Binary] = {}
+        self._sums: dict[tuple[str, int | None], list[int]] = {}
+        self._recorded_ns = 0
         self._kin: Mapping[int, Kin] = {}
         self._who: frozenset[tuple[str, int]] = frozenset()
         self._logged_in: bool | None = None
@@ -68,6 +70,7 @@ class Sampling:
     def judged(self, kin: Mapping[int, Kin]) -> None:
         """What the last judgement knows of the clients: their binaries, parents, peers."""
         self._kin = kin
+        self._join()
 
     def take(self) -> tuple[bool, list[Sample]]:
         """Takes a round if one is there: whether the clients changed, and what to record of it."""
@@ -88,34 +91,52 @@ class Sampling:
         self.rounds += 1
         self.at_ns = told.at_ns
         self.gpus, self.clients = tuple(told.gpus), tuple(told.clients)
-        starts = self._now({client.pid for client in self.clients})
         who = frozenset((client.gpu_id, client.pid) for client in self.clients)
         changed, self._who = who != self._who, who
-        binaries = {
+        self._follow({pid for _, pid in who}, changed=changed)
+        self.tracker.sample(
+            told.at_ns,
+            self.gpus,
+            self.clients,
+            self._starts,
+            self._binaries,
+            self._somebody(),
+            unread_lists=_unread_lists(told),
+        )
+        self._add_up()
+        if told.at_ns - self._recorded_ns < RECORDED_NS:
+            return changed, []
+        self._recorded_ns = told.at_ns
+        return changed, self._samples(told.at_ns)
+
+    def _follow(self, pids: set[int], *, changed: bool) -> None:
+        """Keeps the start times: a pid is the same process only with the same start."""
+        now = time.monotonic()
+        if not changed and not self._stale and now - self._checked_at < CHECKED_SECONDS:
+            return
+        again = now - self._checked_at >= CHECKED_SECONDS
+        if again:
+            self._checked_at = now
+        kept = {} if again else {p: t for p, t in self._starts.items() if p in pids - self._stale}
+        for pid in pids - kept.keys():
+            line = stat_lines.read_one(self._host, pid)
+            if line is not None:
+                kept[pid] = line.start_time_ticks
+        self._stale.clear()
+        if kept != self._starts:
+            self._starts = kept
+            self._join()
+
+    def _join(self) -> None:
+        self._binaries = {
             pid: (kin.path, kin.device, kin.inode, kin.uid)
             for pid, kin in self._kin.items()
-            if kin.path is not None and starts.get(pid) == kin.start_time_ticks
+            if kin.path is not None and self._starts.get(pid) == kin.start_time_ticks
         }
-        self.tracker.sample(told.at_ns, self.gpus, self.clients, starts, binaries, self._somebody())
-        return changed, list(self._samples(told.at_ns, starts))
-
-    def _now(self, pids: set[int]) -> dict[int, int]:
-        now = time.monotonic()
-        for pid in pids:
-            known = self._starts.get(pid)
-            if known is not None and now - known.checked < CHECKED_SECONDS:
-                continue
-            line = stat_lines.read_one(self._host, pid)
-            if line is None:
-                self._starts.pop(pid, None)
-            else:
-                self._starts[pid] = _Start(line.start_time_ticks, now)
-        self._starts = {pid: one for pid, one in self._starts.items() if pid in pids}
-        return {pid: one.ticks for pid, one in self._starts.items()}
 
     def ended(self, pid: int) -> None:
         """A process has ended: its pid may be another's from now on."""
-        self._starts.pop(pid, None)
+        self._stale.add(pid)
 
     def _somebody(self) -> bool | None:
         now = time.monotonic()
@@ -123,30 +144,50 @@ class Sampling:
             self._logged_in, self._logins_at = logins.somebody_logged_in(self._host), now
         return self._logged_in
 
-    def _samples(self, at_ns: int, starts: Mapping[int, int]) -> list[Sample]:
+    def _add_up(self) -> None:
+        """Every sample that the driver kept counts in the mean that is recorded."""
+        for client in self.clients:
+            busy = [sample.sm_percent for sample in client.samples]
+            if not busy and client.sm_percent is not None:
+                busy = [client.sm_percent]
+            if busy:
+                sums = self._sums.setdefault((client.gpu_id, client.pid), [0, 0])
+                sums[0] += sum(busy)
+                sums[1] += len(busy)
+        for gpu in self.gpus:
+            if gpu.sm_percent is not None:
+                sums = self._sums.setdefault((gpu.id, None), [0, 0])
+                sums[0] += gpu.sm_percent
+                sums[1] += 1
+
+    def _mean(self, gpu_id: str, pid: int | None) -> int | None:
+        total, count = self._sums.get((gpu_id, pid), (0, 0))
+        return round(total / count) if count else None
+
+    def _samples(self, at_ns: int) -> list[Sample]:
         found = [
             Sample(
                 at_ns=at_ns,
                 gpu_id=gpu.id,
                 boot_id=self._boot_id,
-                sm_percent=gpu.sm_percent,
+                sm_percent=self._mean(gpu.id, None),
                 memory_bytes=gpu.memory_used_bytes,
             )
             for gpu in self.gpus
         ]
         for client in self.clients:
+            start = self._starts.get(client.pid)
             kin = self._kin.get(client.pid)
-            if kin is not None and kin.start_time_ticks != starts.get(client.pid):
+            if kin is not None and kin.start_time_ticks != start:
                 kin = None
-            busy = [sample.sm_percent for sample in client.samples]
             found.append(
                 Sample(
                     at_ns=at_ns,
                     gpu_id=client.gpu_id,
                     pid=client.pid,
-                    start_time_ticks=starts.get(client.pid),
+                    start_time_ticks=start,
                     boot_id=self._boot_id,
-                    sm_percent=round(sum(busy) / len(busy)) if busy else client.sm_percent,
+                    sm_percent=self._mean(client.gpu_id, client.pid),
                     memory_bytes=client.memory_bytes,
                     verdict=None if kin is None else kin.verdicts.get(client.gpu_id),
                     binary=None if kin is None else kin.path,
@@ -154,6 +195,7 @@ class Sampling:
                     peers=() if kin is None else kin.peers,
                 )
             )
+        self._sums.clear()
         return found
 
     def memory(self, now_ns: int) -> Memory:
@@ -163,6 +205,14 @@ class Sampling:
             exited=tuple(self.tracker.exited()),
             respawns=tuple(self.tracker.respawns()),
         )
+
+
+def _unread_lists(told: Round) -> frozenset[str]:
+    """GPUs whose list of processes could not be read: who is not on it has not ended."""
+    if not told.gaps:
+        return frozenset()
+    gaps = [gap.what for gap in told.gaps if "process list of" in gap.what]
+    return frozenset(gpu.id for gpu in told.gpus if any(what.endswith(gpu.id) for what in gaps))
 
 
 def _is_absent(error: GpuwardenError) -> bool:
