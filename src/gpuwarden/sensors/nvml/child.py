@@ -16,7 +16,6 @@ import gc
 import os
 import resource
 import signal
-import socket
 import struct
 from collections.abc import Callable
 from typing import NoReturn
@@ -88,6 +87,9 @@ def start_lasting_child(job: Callable[[int, int], None], *, unprivileged: bool) 
     Its CPU time has no limit: whoever asks it must end it when it does not answer. Our end of the
     socket does not block. Errors: Unavailable when no process can be made.
     """
+    # Imported here: a scan starts often and needs none.
+    import socket
+
     with contextlib.ExitStack() as opened:
         try:
             ours, theirs = socket.socketpair()
