@@ -47,6 +47,7 @@ class Worker:
         self._asked_at: float | None = None
         self._failures = 0
         self._wait_until = 0.0
+        self._killed: list[int] = []
         self.pid: int | None = None
         self.starts = 0
 
@@ -63,6 +64,7 @@ class Worker:
         """Forks the child if there is none. Errors: Unavailable."""
         if self._socket is not None:
             return
+        self._reap()
         ours, theirs = socket.socketpair()
         try:
             with warnings.catch_warnings():
@@ -111,7 +113,7 @@ class Worker:
             return None
         self._send()
         ended = False
-        while True:
+        while len(self._pending) <= HEAD.size + MESSAGE_LIMIT_BYTES:
             try:
                 chunk = self._socket.recv(CHUNK_BYTES)
             except BlockingIOError:
@@ -123,6 +125,9 @@ class Worker:
                 ended = True
                 break
             self._pending += chunk
+        if self._is_too_long():
+            self._give_up()
+            raise Unavailable(f"the {self.name} answered with more than may be taken")
         whole = self._whole()
         if whole is not None:
             self._asked_at = None
@@ -131,13 +136,20 @@ class Worker:
             if failed:
                 raise Unavailable(body.decode("utf-8", "backslashreplace"))
             return body
-        if ended or len(self._pending) > MESSAGE_LIMIT_BYTES:
+        if ended:
             self._give_up()
             raise Unavailable(f"the {self.name} ended before it answered")
         if time.monotonic() - self._asked_at > self._deadline_seconds:
             self._give_up()
             raise TimedOut(f"the {self.name} did not answer in {self._deadline_seconds:g} s")
         return None
+
+    def _is_too_long(self) -> bool:
+        if len(self._pending) < HEAD.size:
+            return False
+        length: int = HEAD.unpack_from(self._pending)[0]
+        # What follows an answer belongs to none: such a child is out of step.
+        return length > MESSAGE_LIMIT_BYTES or len(self._pending) > HEAD.size + length
 
     def _whole(self) -> tuple[bool, bytes] | None:
         if len(self._pending) < HEAD.size:
@@ -172,14 +184,23 @@ class Worker:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            for _ in range(50):
-                try:
-                    if os.waitpid(self.pid, os.WNOHANG)[0]:
-                        break
-                except ChildProcessError:
-                    break
-                time.sleep(0.001)
+            self._killed.append(self.pid)
             self.pid = None
+        for _ in range(50):
+            self._reap()
+            if not self._killed:
+                return
+            time.sleep(0.001)
+
+    def _reap(self) -> None:
+        """Waits for no child; one that hangs in the kernel stays until a later call."""
+        for pid in list(self._killed):
+            try:
+                ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:
+                ended = True
+            if ended:
+                self._killed.remove(pid)
 
 
 def _serve(descriptor: int, job: Callable[[bytes], bytes], parent: int) -> NoReturn:
@@ -194,6 +215,8 @@ def _serve(descriptor: int, job: Callable[[bytes], bytes], parent: int) -> NoRet
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
+        if null > 3:
+            os.close(null)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent or parent == 0:
             with socket.socket(fileno=own) as connection:
