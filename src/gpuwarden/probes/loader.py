@@ -30,6 +30,7 @@ from gpuwarden.probes.events import (
 from gpuwarden.probes.libbpf import RING_CALLBACK, Libbpf, library
 from gpuwarden.probes.loading import NOT_LOADED, LoadedObject, check_needs, explained
 from gpuwarden.probes.settings import Counters, Number, Settings
+from gpuwarden.probes.skim import HEAD, RECORD_BYTES, Skim
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 WAYS = tuple(ways.BY_NAME)
@@ -37,6 +38,8 @@ WAYS = tuple(ways.BY_NAME)
 NULL_DEVICE = (1, 3)
 BATCH = 8192
 """Records taken in one ``poll``, so that a flood does not keep it from returning."""
+SKIMMED = 1 << 16
+"""Records that only were looked at in one ``poll``."""
 ITERATOR_READ_BYTES = 1 << 16
 HELD_LIMIT_BYTES = 16 << 20
 
@@ -77,6 +80,9 @@ class DeviceOpenProbe:
         self._ring = 0
         self._object: LoadedObject | None = None
         self._decoder = Decoder(boot_offset_ns(), self.way.name)
+        self.skim: Skim | None = None
+        """Asked of each open before it is copied; what it takes is not told of by ``poll``."""
+        self._skimmed = 0
         self._callback = RING_CALLBACK(self._take)
 
     # ---------------------------------------------------------------- life
@@ -186,11 +192,19 @@ class DeviceOpenProbe:
         """As ``poll``, not decoded."""
         if not self._ring:
             raise Unavailable(NOT_LOADED)
+        self._skimmed = 0
         self._bpf.call("ring_buffer__poll", self._ring, timeout_ms)
         records, self._records = self._records, []
         return records
 
     def _take(self, context: int | None, data: int, size: int) -> int:
+        if (
+            self.skim is not None
+            and size == RECORD_BYTES
+            and self.skim(*HEAD.unpack(ctypes.string_at(data, HEAD.size)))
+        ):
+            self._skimmed += 1
+            return -errno.EAGAIN if self._skimmed >= SKIMMED else 0
         self._records.append(ctypes.string_at(data, size))
         return -errno.EAGAIN if len(self._records) >= BATCH else 0
 

@@ -9,7 +9,13 @@ from contextlib import ExitStack
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.probes.choose import Choice, chosen, watched_numbers
-from gpuwarden.probes.events import Event, ExitEvent, GroupEvent, OpenEvent
+from gpuwarden.probes.events import (
+    Event,
+    ExitEvent,
+    GroupEvent,
+    OpenEvent,
+    boot_offset_ns,
+)
 from gpuwarden.probes.settings import Counters, Settings
 from gpuwarden.sensors.device_nodes import Majors, assigned_majors, read_majors
 from gpuwarden.watch.open_watch import OpenWatch
@@ -70,6 +76,9 @@ class DeviceSide:
     ) -> None:
         """``changed``: who holds what is different; ``ended``: a process that had a device."""
         self._watch, self._changed, self._ended = watch, changed, ended
+        watch.book.boot_offset_ns = boot_offset_ns()
+        if self.choice.probe is not None:
+            self.choice.probe.skim = watch.skim
 
     # ---------------------------------------------------------------- events
 
@@ -134,6 +143,7 @@ class DeviceSide:
             if now - self._clock_at >= CLOCK_SECONDS:
                 self._clock_at = now
                 probe.resynchronise()
+                self._watch.book.boot_offset_ns = boot_offset_ns()
         if now - self._majors_at >= MAJORS_SECONDS:
             self._majors_at = now
             self._follow_majors()

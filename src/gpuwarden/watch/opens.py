@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpuwarden.model import DeviceOpen, OpenState
 from gpuwarden.probes.events import (
+    HOWS,
     HeldDescriptor,
     How,
     OpenCount,
@@ -17,6 +18,7 @@ from gpuwarden.probes.events import (
     OpenReturn,
     ProcessIdentity,
 )
+from gpuwarden.probes.skim import DENIALS, OVERLAY_ROOT
 from gpuwarden.probes.states import Attempts, Twins
 from gpuwarden.sensors.device_nodes import Majors, kind_of
 from gpuwarden.watch.identity import ticks
@@ -66,6 +68,8 @@ class OpenBook:
         self._twins = Twins()
         self._holders: set[HolderKey] | None = None
         self.crowded_out = 0
+        self.boot_offset_ns = 0
+        """Wall clock minus boot clock, for times that are not decoded."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -118,6 +122,36 @@ class OpenBook:
             entry.waits = event.how not in ("mknod", "access")
             for given_up in self._attempts.add(event):
                 yield from self._settled(given_up)
+
+    def skim(  # noqa: PLR0917 - the fields of a record, in its own order
+        self,
+        time_ns: int,
+        hits: int,
+        major: int,
+        minor: int,
+        how: int,
+        denial: int,
+        start_ns: int,
+        exe_inode: int,
+        tgid: int,
+        traits: int,
+    ) -> bool:
+        """Counts an open that is one more of a known kind, from a record's ``skim.FIELDS``.
+
+        False when there may be more to it: then it is to be decoded and given to ``opened``.
+        """
+        if denial >= len(DENIALS) or how >= len(HOWS):
+            return False
+        entry = self._entries.get((tgid, start_ns, major, minor, HOWS[how], DENIALS[denial]))
+        if entry is None or traits & OVERLAY_ROOT:
+            return False  # on overlayfs one open comes twice
+        event = entry.event
+        if event.process.exe_inode != exe_inode or not (entry.waits or event.state == "opened"):
+            return False
+        entry.count += 1
+        entry.count = max(entry.count, hits)
+        entry.last_ns = time_ns + self.boot_offset_ns
+        return True
 
     @staticmethod
     def _count(entry: Entry, event: OpenEvent) -> None:
