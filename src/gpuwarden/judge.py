@@ -322,16 +322,16 @@ def judge(
     snapshot: Snapshot,
     policy: Policy,
     policy_path: str | None = None,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[Rule] | None = None,
 ) -> Report:
-    """Everything that can be said of a snapshot under a policy."""
+    """Everything that can be said of a snapshot under a policy; by ``RULES`` unless told."""
     node = Node(snapshot)
     rows = judge_rows(node, policy)
     today = datetime.datetime.fromtimestamp(snapshot.taken_at_ns / 1e9, tz=datetime.UTC).date()
     runs: list[RuleRun] = []
     findings: list[Finding] = []
     silenced: dict[tuple[int | None, str, str], str] = {}
-    for run, found in _judge_rules(node, policy, rows, rules):
+    for run, found in _judge_rules(node, policy, rows, RULES if rules is None else rules):
         runs.append(run)
         for finding in found:
             why = _silence(node, policy, finding, today)

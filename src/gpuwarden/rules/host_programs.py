@@ -40,7 +40,7 @@ def is_hosts_own(node: Node, process: Process, names: re.Pattern[str]) -> bool:
     exe = process.exe
     if exe is None or not names.fullmatch(basename(exe.path)):
         return False
-    return next(system_programs._doubts(node, process, exe), None) is None
+    return next(system_programs.doubts(node, process, exe), None) is None
 
 
 def is_host_program(node: Node, process: Process) -> bool:

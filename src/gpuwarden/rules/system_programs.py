@@ -124,13 +124,13 @@ def matches(node: Node, process: Process) -> SystemMatch | None:
         return None
     if exe is None:
         return SystemMatch(kind, "claimed", f"it says it is {name}; its binary could not be read")
-    doubt = next(_doubts(node, process, exe), None)
+    doubt = next(doubts(node, process, exe), None)
     if doubt is None:
         return SystemMatch(kind, "proven", f"{exe.path} is root-owned and only root can write it")
     return SystemMatch(kind, "claimed", f"{exe.path} is named like a {kind}, but {doubt}")
 
 
-def _doubts(node: Node, process: Process, exe: Executable) -> Iterator[str]:
+def doubts(node: Node, process: Process, exe: Executable) -> Iterator[str]:
     """Why a binary's path and owner do not prove what runs in the process."""
     if (
         not exe.path.startswith(SYSTEM_DIRECTORIES)
