@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.nodes import NodeBuilder
 
 GOLDEN = Path(__file__).parent / "golden"
+
+# How long an example takes depends on who else uses the machine: speed is measured in bench/.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

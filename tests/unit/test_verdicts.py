@@ -6,7 +6,7 @@ import pytest
 
 from gpuwarden import judge as judge_module
 from gpuwarden.finding import VERDICT_SEVERITY, VERDICTS
-from gpuwarden.rules.registry import RULE_IDS, RULES, Rule
+from gpuwarden.rules.registry import RULES, Rule
 from tests.support.nodes import SECOND_NS, TAKEN_AT_NS, NodeBuilder, executable, gpu_id
 
 MINER = ("./rig", "-a", "kawpow", "-o", "stratum+tcp://pool.example:6060", "-u", "WALLET_X.rig")
@@ -392,7 +392,7 @@ def test_a_rule_that_breaks_costs_only_itself(
     assert [f.rule for f in report.findings] == ["gpu_cryptominer"]
     states = {run.rule: run.state for run in report.rules}
     assert states["process_hidden"] == "failed"
-    assert set(states) == RULE_IDS
+    assert set(states) == {rule.advisory.id for rule in RULES}
 
 
 @pytest.mark.parametrize("order", [(10, 11), (11, 10)])
