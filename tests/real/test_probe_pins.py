@@ -16,6 +16,7 @@ from gpuwarden.host import Host
 from gpuwarden.probes import cgroup2, pinning
 from gpuwarden.probes.pinning import PinnedDenial, pinned, unpin
 from gpuwarden.probes.settings import Settings
+from tests.support.idle import wait_for
 from tests.support.probes import (
     EVERYTHING,
     FULL,
@@ -110,7 +111,7 @@ def test_a_pinned_denial_outlives_kill_9_until_it_is_taken_back(
     assert there is not None and sorted(there.names) == names and not there.unread
     assert there.denials == (PinnedDenial(cgroup2.group_key(Host(), str(group))),)
     assert sorted(unpin(directory)) == names
-    assert opened_in(group, opener, path)
+    wait_for(lambda: opened_in(group, opener, path), "the end of the denial")
     assert pinned(directory) is None and not os.path.exists(directory)
 
 
@@ -131,14 +132,14 @@ def test_a_new_probe_takes_over_from_a_pinned_one_without_a_hole(
         assert opened.strip() == "0"
         # Only the new one is left: with its denial gone nothing else refuses.
         probe.allow(key)
-        assert opened_in(group, opener, path)
+        wait_for(lambda: opened_in(group, opener, path), "the end of the old one")
         probe.deny(str(group), dry_run=True)
         there = pinned(directory)
         assert there is not None and there.denials == (PinnedDenial(key, dry_run=True),)
         probe.deny(str(group))
     assert not opened_in(group, opener, path)
     unpin(directory)
-    assert opened_in(group, opener, path)
+    wait_for(lambda: opened_in(group, opener, path), "the end of the denial")
 
 
 def test_unpin_leaves_what_is_not_ours_and_needs_no_libbpf(
@@ -157,7 +158,7 @@ def test_unpin_leaves_what_is_not_ours_and_needs_no_libbpf(
     done = run(sys.executable, "-c", code, directory, check=True, env=environment)
     assert "none.so" in done.stdout.splitlines()[0]
     assert done.stdout.splitlines()[1].split()[0] == "link_device_access"
-    assert opened_in(group, opener, path)
+    wait_for(lambda: opened_in(group, opener, path), "the end of the denial")
     assert os.listdir(directory) == ["other"]
     other.unlink()
 

@@ -44,7 +44,7 @@ def test_each_hook_is_a_program_of_that_kind(way: Way) -> None:
 
 def test_every_program_of_the_objects_is_used() -> None:
     used = {name for way in EVERY_WAY for hooks in way.hooks for name in hooks}
-    used |= {*loading._LIFE, *loading._RETURNS, loading._GROUPS, loading._HOLDERS}
+    used |= {*loading._LIFE, loading._RETURNS, loading._GROUPS, loading._HOLDERS}
     objects = {way.object_name: source(way) for way in EVERY_WAY}
     assert set(sections(SHARED + "".join(objects.values()))) == used
 

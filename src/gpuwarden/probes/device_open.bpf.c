@@ -4,7 +4,7 @@
  *
  *   device_access   cgroup/dev at the cgroup2 root: each open, mknod and access(2) of a watched
  *                   number, by whatever name, io_uring's too. Denies where told to.
- *   returned_*      sys_exit_open*: how an attempt ended. Optional, since it costs every open.
+ *   returned        sys_exit_open*: how an attempt ended. Optional, since it costs every open.
  *   process_fork, process_exec, process_exit
  *                   what becomes of the processes that touched a watched device; GPU tools.
  *   group_made      a control group was made. Optional.

@@ -7,7 +7,7 @@
  *   fmod_ret_*     the functions behind the same hooks, where BPF is not among the LSMs. They too.
  *   fentry_*       at the beginning of a kernel function: sees, cannot deny.
  *   kprobe_*       the same, on kernels without trampolines.
- *   descriptor_*   at the end of open(2) and its kin, by the descriptor that it gave.
+ *   descriptor     at the end of open(2) and its kin, by the descriptor that it gave.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -146,50 +146,20 @@ int kprobe_inode_mknod(struct pt_regs *context)
 	return 0;
 }
 
-static __noinline int gave_descriptor(__s64 result)
+/* At the end of open(2) and its kin: loading.py lists the system calls. */
+SEC("?tracepoint")
+int descriptor(struct system_call_exit *context)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct use use = { .opened = true };
 	struct file *file;
 
-	if (result < 0)
+	if (context->result < 0)
 		return 0;
-	file = file_of(task, result);
+	file = file_of(task, context->result);
 	/* A descriptor of O_PATH only names the node: its driver was never asked. */
 	if (file && !(BPF_CORE_READ(file, f_mode) & MODE_PATH) &&
 	    use_of_file(&use, BPF_CORE_READ(file, f_inode), file))
 		tell(&use);
 	return 0;
 }
-
-SEC("?tracepoint/syscalls/sys_exit_openat")
-int descriptor_openat(struct system_call_exit *context)
-{
-	return gave_descriptor(context->result);
-}
-
-SEC("?tracepoint/syscalls/sys_exit_openat2")
-int descriptor_openat2(struct system_call_exit *context)
-{
-	return gave_descriptor(context->result);
-}
-
-SEC("?tracepoint/syscalls/sys_exit_open_by_handle_at")
-int descriptor_open_by_handle_at(struct system_call_exit *context)
-{
-	return gave_descriptor(context->result);
-}
-
-#if defined(__TARGET_ARCH_x86)
-SEC("?tracepoint/syscalls/sys_exit_open")
-int descriptor_open(struct system_call_exit *context)
-{
-	return gave_descriptor(context->result);
-}
-
-SEC("?tracepoint/syscalls/sys_exit_creat")
-int descriptor_creat(struct system_call_exit *context)
-{
-	return gave_descriptor(context->result);
-}
-#endif

@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_program__set_autoload": (_integer, (_handle, ctypes.c_bool)),
     "bpf_program__attach": (_handle, (_handle,)),
     "bpf_program__attach_cgroup": (_handle, (_handle, _integer)),
+    "bpf_program__attach_tracepoint": (_handle, (_handle, _text, _text)),
     "bpf_program__attach_iter": (_handle, (_handle, _handle)),
     "bpf_link__destroy": (_integer, (_handle,)),
     "bpf_link__fd": (_integer, (_handle,)),

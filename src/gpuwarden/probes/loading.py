@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
@@ -23,11 +24,16 @@ RIGHTS = (
 SAID_LINES = 4
 
 _LIFE = ("process_fork", "process_exec", "process_exit")
-_RETURNS = ("returned_openat", "returned_openat2", "returned_open")
+_RETURNS = "returned"
 _GROUPS = "group_made"
 _HOLDERS = "holders"
 _BY_CGROUP = "device_access"
-_X86_ONLY = ("returned_open",)
+_AT_THE_END_OF = {
+    "returned": ("openat", "openat2", "open"),
+    "descriptor": ("openat", "openat2", "open_by_handle_at", "open", "creat"),
+}
+"""Program → the system calls that it is attached to the end of: it is loaded once for all."""
+_X86_ONLY = ("open", "creat")
 MAPS = {
     "records": "records",
     "watched_devices": "watched_devices",
@@ -75,10 +81,9 @@ class LoadedObject:
         if self._settings.groups:
             names.append(_GROUPS)
         if self._settings.return_values and not self._way.gives_results:
-            names += _RETURNS
-        not_here = () if os.uname().machine == "x86_64" else (*_X86_ONLY, *self._way.x86_only)
+            names.append(_RETURNS)
         # The hooks that events come from are attached last, when all else is there.
-        return [name for name in (*names, *hooks) if name not in not_here]
+        return [*names, *hooks]
 
     def _forget(self) -> None:
         self.maps.clear()
@@ -87,15 +92,26 @@ class LoadedObject:
     def attach(self, stack: ExitStack, host: Host) -> None:
         """Attaches every program. Errors: OSError, Unavailable, Denied."""
         for name, program in self._programs.items():
-            link = self._attached(name, program, host)
-            stack.callback(self._bpf.call, "bpf_link__destroy", link)
-            self.links[name] = link
+            for key, link in self._attached(name, program, host):
+                stack.callback(self._bpf.call, "bpf_link__destroy", link)
+                self.links[key] = link
 
-    def _attached(self, name: str, program: int, host: Host) -> int:
+    def _attached(self, name: str, program: int, host: Host) -> Iterator[tuple[str, int]]:
         if name == _HOLDERS:
-            return self._bpf.pointer("bpf_program__attach_iter", program, None)
-        if name != _BY_CGROUP:
-            return self._bpf.pointer("bpf_program__attach", program)
+            yield name, self._bpf.pointer("bpf_program__attach_iter", program, None)
+        elif name == _BY_CGROUP:
+            yield name, self._attached_to_root(program, host)
+        elif name in _AT_THE_END_OF:
+            for call in _AT_THE_END_OF[name]:
+                if call in _X86_ONLY and os.uname().machine != "x86_64":
+                    continue
+                where = (b"syscalls", f"sys_exit_{call}".encode())
+                link = self._bpf.pointer("bpf_program__attach_tracepoint", program, *where)
+                yield f"{name}_{call}", link
+        else:
+            yield name, self._bpf.pointer("bpf_program__attach", program)
+
+    def _attached_to_root(self, program: int, host: Host) -> int:
         root = cgroup2.open_root(host)
         try:
             # By a link: it lives beside the programs of runc and systemd and ends with us.

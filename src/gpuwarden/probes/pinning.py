@@ -82,7 +82,8 @@ def pin(
 def unpin(directory: str = DIRECTORY) -> tuple[str, ...]:
     """Ends every denial that is pinned there; the names of what was removed, none if none was.
 
-    Needs no loaded probe and no libbpf. Errors: Denied, Unavailable.
+    Needs no loaded probe and no libbpf. The kernel lets go of them a moment later.
+    Errors: Denied, Unavailable.
     """
     removed = []
     try:

@@ -49,7 +49,9 @@ static __noinline int fill_return(struct return_record *record, struct attempt *
 	return 0;
 }
 
-static __always_inline int returned(__s64 result)
+/* At the end of open(2) and its kin: loading.py lists the system calls. */
+SEC("?tracepoint")
+int returned(struct system_call_exit *context)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct attempt *attempt = bpf_map_lookup_elem(&attempts, &thread);
@@ -65,31 +67,11 @@ static __always_inline int returned(__s64 result)
 	}
 	record->pid = (__u32)thread;
 	record->tgid = thread >> 32;
-	record->result = result;
+	record->result = context->result;
 	fill_return(record, attempt);
 	bpf_ringbuf_submit(record, 0);
 	bpf_map_delete_elem(&attempts, &thread);
 	return 0;
 }
-
-SEC("?tracepoint/syscalls/sys_exit_openat")
-int returned_openat(struct system_call_exit *context)
-{
-	return returned(context->result);
-}
-
-SEC("?tracepoint/syscalls/sys_exit_openat2")
-int returned_openat2(struct system_call_exit *context)
-{
-	return returned(context->result);
-}
-
-#if defined(__TARGET_ARCH_x86)
-SEC("?tracepoint/syscalls/sys_exit_open")
-int returned_open(struct system_call_exit *context)
-{
-	return returned(context->result);
-}
-#endif
 
 #endif

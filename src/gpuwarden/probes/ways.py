@@ -24,7 +24,6 @@ class Way(Struct, frozen=True):
     """Also opens that permissions, or the device rules of a container, refuse."""
     gives_results: bool = False
     """Each event is of an open that has succeeded; return values need nothing more."""
-    x86_only: tuple[str, ...] = ()
 
 
 BY_NAME: dict[str, Way] = {
@@ -72,22 +71,13 @@ BY_NAME: dict[str, Way] = {
         Way(
             name="tracepoint",
             object_name="file_open.bpf.o",
-            hooks=(
-                (
-                    "descriptor_openat",
-                    "descriptor_openat2",
-                    "descriptor_open_by_handle_at",
-                    "descriptor_open",
-                    "descriptor_creat",
-                ),
-            ),
+            hooks=(("descriptor",),),
             limits=(
                 "sees only opens that succeed; none through io_uring or by 32-bit programs, no "
                 f"mknod, no access(2); {_CANNOT_DENY}"
             ),
             sees_mknod=False,
             gives_results=True,
-            x86_only=("descriptor_open", "descriptor_creat"),
         ),
     )
 }
