@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -29,32 +28,12 @@ from gpuwarden.probes.libbpf import Libbpf
 from gpuwarden.probes.settings import Settings
 from gpuwarden.probes.states import PENDING_LIMIT, Attempts, Twins, ended
 from gpuwarden.sensors.device_nodes import Majors
+from tests.support.records import identity, record, text
 
 SIZES = [
     layouts.size(name)
     for name in ("open_record", "return_record", "exec_record", "exit_record", "group_record")
 ]
-
-
-def record(name: str, **values: Any) -> bytes:
-    """A record of a layout; members that are not given are zero."""
-    parts = []
-    for member, code in layouts.LAYOUTS[name]:
-        if code in layouts.LAYOUTS:
-            parts.append(record(code, **values.pop(member, {})))
-        else:
-            empty: Any = b"" if code.endswith("s") else 0
-            parts.append(struct.pack("<" + code, values.pop(member, empty)))
-    assert not values, values
-    return b"".join(parts)
-
-
-def identity(**values: Any) -> dict[str, Any]:
-    return {"start_ns": 7_000_000_000, "tgid": 100, "pid": 101, "exe_inode": 5, **values}
-
-
-def text(value: bytes) -> dict[str, Any]:
-    return {"length": len(value), "text": value}
 
 
 def opened(**values: Any) -> OpenEvent:
