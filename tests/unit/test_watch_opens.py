@@ -110,6 +110,17 @@ def test_a_holder_that_never_opened_is_news_unless_it_held_before() -> None:
     assert book.openers(195, 0) == {50}
 
 
+def test_after_a_loss_a_new_holder_is_nobodys_fault() -> None:
+    book = OpenBook()
+    book.held([], 1)
+    news, changed = book.held([held(identity(51))], 2, after_loss=True)
+    assert changed
+    assert [book.entries()[key].at_start for key in news] == [True]
+    news, _ = book.held([held(identity(51)), held(identity(52))], 3)
+    assert [key[0] for key in news] == [52]
+    assert not book.entries()[news[0]].at_start
+
+
 def test_a_program_that_another_replaced_is_news() -> None:
     book = OpenBook()
     list(book.opened(opened(identity(100, exe_inode=1))))

@@ -18,6 +18,7 @@ from gpuwarden.probes.events import (
 )
 from gpuwarden.probes.settings import Counters, Settings
 from gpuwarden.sensors.device_nodes import Majors, assigned_majors, read_majors
+from gpuwarden.sensors.process import stat_lines
 from gpuwarden.watch.open_watch import OpenWatch
 from gpuwarden.watch.options import WatchOptions
 from gpuwarden.watch.own_processes import OwnProcesses
@@ -44,17 +45,22 @@ def listed_majors(host: Host) -> Majors:
 class DeviceSide:
     """Feeds an ``OpenWatch`` from whatever way of seeing opens works here; one thread."""
 
-    def __init__(self, host: Host, options: WatchOptions, own: OwnProcesses) -> None:
+    def __init__(
+        self, host: Host, options: WatchOptions, own: OwnProcesses, *, same_pids: bool = True
+    ) -> None:
+        """``same_pids``: /proc numbers processes as the kernel's events do."""
         self.majors = listed_majors(host)
         self.choice = Choice(way="")
         self._host = host
         self._options = options
         self._own = own
+        self._same_pids = same_pids
         self._majors_at = self._counts_at = self._clock_at = time.monotonic()
         self._look_at: list[float] = []
         self._changed: Callable[[], None] = lambda: None
         self._ended: Callable[[int], None] = lambda pid: None
         self._counters = Counters()
+        self._dropped_opens = 0
 
     def start(self, stack: ExitStack) -> None:
         """Loads the best way. Errors: UsageError for a way that there is not."""
@@ -118,11 +124,14 @@ class DeviceSide:
         if due:
             del self._look_at[0]
         own = self._own.pids
+        dropped = probe.counters().dropped_opens
         try:
             held = [one for one in probe.holders() if one.pid not in own]
         except GpuwardenError:
             return
-        if self._watch.held(held, time.time_ns()):
+        # Who is new among the holders may have opened it with one of the events that were lost.
+        lost, self._dropped_opens = dropped > self._dropped_opens, dropped
+        if self._watch.held(held, time.time_ns(), after_loss=lost):
             self._changed()
 
     def seconds_to_wait(self) -> float | None:
@@ -147,6 +156,16 @@ class DeviceSide:
         if now - self._majors_at >= MAJORS_SECONDS:
             self._majors_at = now
             self._follow_majors()
+            self._bury()
+
+    def _bury(self) -> None:
+        """Notes the end of processes that have findings and whose exit is not told of."""
+        if self._same_pids:
+            alarms, now_ns = self._watch.alarms, time.time_ns()
+            for pid, start_time_ticks in alarms.living():
+                line = stat_lines.read_one(self._host, pid)
+                if line is None or line.start_time_ticks != start_time_ticks:
+                    alarms.ended((pid, start_time_ticks), now_ns)
 
     def _poll(self) -> None:
         poll = self.choice.poll

@@ -164,24 +164,27 @@ class OpenBook:
         if event is not None:
             yield from self._settled(event)
 
-    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> tuple[list[Key], bool]:
+    def held(
+        self, descriptors: Iterable[HeldDescriptor], at_ns: int, *, after_loss: bool = False
+    ) -> tuple[list[Key], bool]:
         """Every descriptor on a watched device there is now: settles attempts, finds new holders.
 
         Gives the keys that are news, and whether who holds what has changed. The first call says
-        who held one before watching began.
+        who held one before watching began; so does one ``after_loss`` of events, since a holder
+        whose open is not known may have been one that was not told of.
         """
         found = list(descriptors)
         news: list[Key] = []
         for event in self._attempts.held(found):
             news += self._settled(event)
         now: set[HolderKey] = set()
-        at_start = self._holders is None
+        at_start = after_loss or self._holders is None
         for one in found:
             holder = (one.pid, one.start_time_ns, one.major, one.minor)
             if holder in now:
                 continue
             now.add(holder)
-            if not at_start and self._holders is not None and holder in self._holders:
+            if self._holders is not None and holder in self._holders:
                 continue
             if not self._has_opened(holder):
                 key = self._hold(one, at_ns, at_start=at_start)

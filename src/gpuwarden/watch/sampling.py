@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
-from gpuwarden.model import Gpu, GpuClient
+from gpuwarden.model import Gap, Gpu, GpuClient
 from gpuwarden.policy import Thresholds
 from gpuwarden.sensors import logins
 from gpuwarden.sensors.nvml.sampler import Round, Sampler
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.store import Sample
-from gpuwarden.usage import UsageTracker
+from gpuwarden.usage import STATE_LIMIT_BYTES, UsageTracker
 from gpuwarden.watch.judgement import Kin, Memory
 
 CHECKED_SECONDS = 10.0
@@ -197,6 +198,24 @@ class Sampling:
             )
         self._sums.clear()
         return found
+
+    def resume(self, path: str) -> Gap | None:
+        """Goes on from what an earlier run kept at ``path``; why not, if it is there and cannot."""
+        try:
+            with open(path, "rb") as file:
+                self.tracker.restore(file.read(STATE_LIMIT_BYTES + 1))
+        except FileNotFoundError:
+            return None
+        except (OSError, GpuwardenError) as error:
+            return Gap(sensor="store", what=path, reason=f"not gone on from: {error}")
+        return None
+
+    def keep(self, path: str) -> None:
+        """Writes what the rounds add up to, whole or not at all. Errors: OSError."""
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(self.tracker.export())
+        os.replace(f"{path}.new", path)
 
     def memory(self, now_ns: int) -> Memory:
         """What the rules over time are judged with."""
