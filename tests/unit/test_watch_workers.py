@@ -409,7 +409,12 @@ def test_nothing_of_the_parent_runs_when_the_child_ends(make: Make, tmp_path: Pa
         worker = make(echo)
         assert worker.request(b"x")
         assert answer(worker) == b"x"
-        worker.stop()
+        descriptor, pid = worker.fileno(), worker.pid
+        assert descriptor is not None
+        assert pid is not None
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)  # it ends by itself, as when we are gone
+        assert gone(pid)
     assert path.read_text() == "once"
 
 
