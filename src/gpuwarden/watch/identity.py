@@ -19,6 +19,7 @@ from gpuwarden.sensors.process.users import UserNames, read_names
 from gpuwarden.sensors.seen import Seen
 
 KNOWN_LIMIT = 4096
+LINEAGES_LIMIT = 1024
 ANCESTORS_LIMIT = 64
 GONE = "it had ended before /proc could be read"
 NAMES_SECONDS = 60.0
@@ -92,6 +93,8 @@ def of_kernel(identity: ProcessIdentity, boot_time_ns: int | None) -> Process:
 def merged(of_event: Process, of_proc: Process) -> Process:
     """What /proc tells, corrected by the event where the process has become another since."""
     kept: dict[str, Any] = {
+        # Who has made it, also when that one has ended since: a runtime is known by it.
+        "ppid": of_event.ppid or of_proc.ppid,
         "comm": of_event.comm,
         "argv": of_event.argv if of_event.argv is not None else of_proc.argv,
         "argv_truncated": of_event.argv_truncated
@@ -120,6 +123,7 @@ class Identities:
         self._boot_time_ns = boot_time_ns
         self._same_pids = same_pids
         self._known: OrderedDict[Key, Process] = OrderedDict()
+        self._lineages: OrderedDict[tuple[Key, int | None], list[Process]] = OrderedDict()
         self._names = UserNames()
         self._names_until = 0.0
         self.vanished = 0
@@ -169,11 +173,24 @@ class Identities:
         return self._read([1], role="ancestor").get(1)
 
     def lineage(self, process: Process) -> list[Process]:
-        """Its parents from the nearest up, as far as they are still there."""
+        """Its parents from the nearest up, as far as they were there when it was first seen.
+
+        A runtime that makes a container ends before anybody has told whose the container is.
+        """
+        exe = process.exe
+        key = (process.pid, process.start_time_ticks), None if exe is None else exe.inode
+        known = self._lineages.get(key)
+        if known is not None:
+            self._lineages.move_to_end(key)
+            return known
         found: list[Process] = []
         if not self._same_pids:
             return found
         pid, seen = process.ppid, {process.pid}
+        if self._parent(pid) is None:
+            line = stat_lines.read_one(self._host, process.pid)
+            if line is not None and line.start_time_ticks == process.start_time_ticks:
+                pid = line.ppid
         while pid > 0 and pid not in seen and len(found) < ANCESTORS_LIMIT:
             seen.add(pid)
             parent = self._parent(pid)
@@ -181,6 +198,9 @@ class Identities:
                 break
             found.append(parent)
             pid = parent.ppid
+        self._lineages[key] = found
+        if len(self._lineages) > LINEAGES_LIMIT:
+            self._lineages.popitem(last=False)
         return found
 
     def _parent(self, pid: int) -> Process | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -24,6 +25,7 @@ from gpuwarden.model import (
     Workload,
 )
 from gpuwarden.policy import Policy
+from gpuwarden.probes.events import NANOSECONDS, TICKS_PER_SECOND
 from gpuwarden.rules.registry import OPEN_RULES
 from gpuwarden.sensors.cgroup import containers_in
 
@@ -95,8 +97,17 @@ def sources_are_stale(process: Process, surroundings: Surroundings) -> bool:
     """Whether the sources were asked before this process began: its job may be newer."""
     if not surroundings.has_sources:
         return surroundings.sources_at_ns == 0
-    started = process.started_at_ns
-    return started is None or surroundings.sources_at_ns <= started
+    return surroundings.sources_at_ns <= began_before_ns(process)
+
+
+def began_before_ns(process: Process) -> int:
+    """A moment (Unix time) by which it had begun, to the tick of the kernel's clock.
+
+    /proc/stat tells the boot to the second only: what it gives may be up to a second too early,
+    and a job that is newer than the last answer would be taken for one that was asked about.
+    """
+    booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return booted_ns + (process.start_time_ticks + 1) * (NANOSECONDS // TICKS_PER_SECOND)
 
 
 def container_state(

@@ -14,10 +14,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.finding import Finding
-from gpuwarden.model import Container, DeviceOpen, Process, ToolRun
+from gpuwarden.finding import Finding, severity_rank
+from gpuwarden.model import Container, DeviceOpen, Process, Snapshot, ToolRun
 from gpuwarden.policy import Policy
 from gpuwarden.probes.events import (
+    HOWS,
     Event,
     ExecEvent,
     ExitEvent,
@@ -25,7 +26,9 @@ from gpuwarden.probes.events import (
     OpenCount,
     OpenEvent,
     OpenReturn,
+    ProcessIdentity,
 )
+from gpuwarden.probes.skim import FIELDS
 from gpuwarden.sensors.device_nodes import Majors
 from gpuwarden.watch import examiner
 from gpuwarden.watch.alarms import Alarms
@@ -45,28 +48,22 @@ from gpuwarden.watch.open_judge import (
 )
 from gpuwarden.watch.opens import Entry, OpenBook, fact
 from gpuwarden.watch.opens import Key as EntryKey
+from gpuwarden.watch.waiting import HELD_SECONDS, Key, Waiting
 from gpuwarden.watch.workers import Worker
 
-HELD_SECONDS = 2.0
-RETRY_SECONDS = 0.25
-BATCH = 64
-"""Processes asked about at once."""
+HOW, DENIAL = (
+    next(at for at, (name, _, _) in enumerate(FIELDS) if name == wanted)
+    for wanted in ("how", "denial")
+)
+"""Where these stand among the fields of a record that is only looked at."""
 QUEUE_LIMIT = 1 << 16
 FORGOTTEN_NS = 5 * 10**9
 """How long the entries of a process that has ended are kept for events that come late."""
 
-Key = tuple[int, int]
-"""(pid, start time since boot in ns)."""
+OF_THE_MOMENT = ("mknod", "access")
+"""What leaves no descriptor: the business of the program that did it, not of its successor."""
 Observe = Callable[[list[Finding]], None]
 Tell = Callable[[DeviceOpen, Process, Sequence[Process], int], None]
-
-
-class _Waiting(Struct):
-    """A process whose surroundings are being asked for."""
-
-    since: float
-    next_try: float
-    asked: bool = False
 
 
 class Counts(Struct):
@@ -120,13 +117,13 @@ class OpenWatch:
         self._observe = observe
         self._tell = tell
         self._queue: OrderedDict[Key, None] = OrderedDict()
-        self._waiting: OrderedDict[Key, _Waiting] = OrderedDict()
-        self._given_up: OrderedDict[Key, None] = OrderedDict()
+        self._waiting = Waiting()
         self._tool_runs: OrderedDict[Key, dict[str, ToolRun]] = OrderedDict()
         self._tool_identity: dict[Key, ExecEvent] = {}
+        self._tools_told: dict[Key, int] = {}
+        self._has_asked = False
         self._ended: deque[tuple[int, Key]] = deque()
         self._untold: deque[tuple[float, EntryKey, OpenEvent]] = deque()
-        self._asked: list[Key] = []
 
     # ---------------------------------------------------------------- events
 
@@ -148,6 +145,14 @@ class OpenWatch:
                 key = (event.pid, event.start_time_ns)
                 self.alarms.ended(_named(key), event.at_ns)
                 self._ended.append((event.at_ns, key))
+
+    def skim(self, *fields: int) -> bool:
+        """Counts an open that is one more of a known kind, before it is decoded; else False."""
+        if self._tell is not None or not self.book.skim(*fields):
+            return False
+        self.counts.opens += 1
+        self.counts.event(HOWS[fields[HOW]], "denied" if fields[DENIAL] == 1 else "attempted")
+        return True
 
     def _opened(self, event: OpenEvent) -> None:
         merged = self.book.merged_twins
@@ -183,17 +188,23 @@ class OpenWatch:
             if len(self._tool_runs) > QUEUE_LIMIT:
                 old, _ = self._tool_runs.popitem(last=False)
                 self._tool_identity.pop(old, None)
+                self._tools_told.pop(old, None)
             self._enqueue(key)
         for entry_key in self.book.keys_of(*key):
             entry = self.book.entry(entry_key)
-            if entry is not None:
+            if entry is not None and entry.event.how not in OF_THE_MOMENT:
                 # What it opened is in the hands of another program now.
                 entry.event = replace(entry.event, process=process)
                 self._enqueue(key)
 
-    def held(self, descriptors: Iterable[HeldDescriptor], at_ns: int) -> bool:
-        """Every descriptor on a watched device at this moment; whether the holders changed."""
-        news, changed = self.book.held(descriptors, at_ns)
+    def held(
+        self, descriptors: Iterable[HeldDescriptor], at_ns: int, *, after_loss: bool = False
+    ) -> bool:
+        """Every descriptor on a watched device at this moment; whether the holders changed.
+
+        ``after_loss``: events were lost since the last time, perhaps a new holder's open.
+        """
+        news, changed = self.book.held(descriptors, at_ns, after_loss=after_loss)
         self._news(news)
         for key in news:
             entry = self.book.entry(key)
@@ -242,6 +253,7 @@ class OpenWatch:
                 break
         if found:
             self._observe(found)
+        self._give_up_overdue()
         self._ask()
         self._tell_settled()
 
@@ -249,42 +261,64 @@ class OpenWatch:
         entries = [self.book.entry(one) for one in sorted(self.book.keys_of(*key))]
         present = [entry for entry in entries if entry is not None and not entry.at_start]
         runs = tuple(self._tool_runs.get(key, {}).values())
-        if present:
-            identity = max((e.event for e in present), key=lambda event: event.at_ns).process
-        elif key in self._tool_identity:
-            identity = self._tool_identity[key].process
+        programs = _by_program(present)
+        if not programs:
+            if key not in self._tool_identity:
+                return []
+            programs = [(self._tool_identity[key].process, [])]
+        now, at_ns = time.monotonic(), time.time_ns()
+        findings: dict[str, Finding] = {}
+        unsure = False
+        for identity, of_program in programs:
+            process = self._identities.process(identity)
+            lineage = self._identities.lineage(process)
+            unknown = unknown_containers(process, self.surroundings)
+            if not unknown or self._waiting.gave_up(key):
+                # A tool is what the program is that runs last.
+                tools = runs if identity is programs[-1][0] else ()
+                snapshot = self._snapshot(process, lineage, of_program, tools, at_ns)
+                found = findings_of(snapshot, self.policy, self.policy_path)
+                for one in found:
+                    known = findings.get(one.id)
+                    if known is None or _graver(one, known):
+                        findings[one.id] = one
+                # Confirm before you accuse: its job or pod may be newer than what we know.
+                unknown |= bool(found) and sources_are_stale(process, self.surroundings)
+            unsure |= unknown
+        if unsure and not self._waiting.gave_up(key):
+            self.counts.held += self._waiting.hold(key, now)
+            return []
+        if unsure:
+            self._waiting.later(key, now)
         else:
-            return []
-        process = self._identities.process(identity)
-        lineage = self._identities.lineage(process)
-        given_up = key in self._given_up
-        if not given_up and unknown_containers(process, self.surroundings):
-            self._hold(key)
-            return []
-        for entry in present:
-            if entry.event.how == "held":
-                entry.opened_by = self._forebear(
-                    entry.event.major, entry.event.minor, process, lineage
-                )
-        names = device_names(self.surroundings.device_nodes)
-        opens = [fact(entry, self.majors, names) for entry in present]
-        at_ns = time.time_ns()
-        snapshot = snapshot_of(
-            self.surroundings, at_ns, process, lineage, opens=opens, tool_runs=runs
-        )
-        findings = findings_of(snapshot, self.policy, self.policy_path)
-        if findings and not given_up and sources_are_stale(process, self.surroundings):
-            # Confirm before you accuse: its job or pod may be newer than what we know.
-            self._hold(key)
-            return []
-        self._waiting.pop(key, None)
+            self._waiting.forget(key)
         self.counts.judged += 1
         uses = 0
         for entry in present:
             uses += entry.count - entry.told
             entry.told = entry.count
+        if not present:
+            ran = sum(run.count for run in runs)
+            uses, self._tools_told[key] = ran - self._tools_told.get(key, 0), ran
         # What an exception of the policy covers is none, and so it ends one that is open.
-        return self.alarms.put(_named(key), findings, max(uses, 1), at_ns)
+        return self.alarms.put(_named(key), list(findings.values()), uses, at_ns)
+
+    def _snapshot(
+        self,
+        process: Process,
+        lineage: Sequence[Process],
+        entries: Iterable[Entry],
+        tools: Sequence[ToolRun],
+        at_ns: int,
+    ) -> Snapshot:
+        names = device_names(self.surroundings.device_nodes)
+        opens = []
+        for entry in entries:
+            event = entry.event
+            if event.how == "held":
+                entry.opened_by = self._forebear(event.major, event.minor, process, lineage)
+            opens.append(fact(entry, self.majors, names))
+        return snapshot_of(self.surroundings, at_ns, process, lineage, opens=opens, tool_runs=tools)
 
     def _forebear(
         self, major: int, minor: int, process: Process, lineage: Sequence[Process]
@@ -301,39 +335,26 @@ class OpenWatch:
 
     # ---------------------------------------------------------------- asking
 
-    def _hold(self, key: Key) -> None:
-        now = time.monotonic()
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            self.counts.held += 1
-            self._waiting[key] = _Waiting(now, now)
-            return
-        if now - waiting.since < HELD_SECONDS:
-            if waiting.asked:
-                waiting.next_try = now + RETRY_SECONDS
-            return
-        self._give_up(key)
-
-    def _give_up(self, key: Key) -> None:
-        self._waiting.pop(key, None)
-        self._given_up[key] = None
-        if len(self._given_up) > QUEUE_LIMIT:
-            self._given_up.popitem(last=False)
-        self.counts.unknown += 1
-        self._enqueue(key)
+    def _give_up_overdue(self) -> None:
+        for key in self._waiting.overdue(time.monotonic()):
+            self.counts.unknown += 1
+            self._enqueue(key)
 
     def _ask(self) -> None:
-        if self._worker.busy or not self._waiting:
+        if self._worker.busy:
             return
         now = time.monotonic()
-        due = [key for key, one in self._waiting.items() if one.next_try <= now][:BATCH]
-        if not due:
+        due = self._waiting.due(now)
+        if not due and self._has_asked:
             return
+        # The first question is asked before anybody waits for it: it loads what speaks to a
+        # kubelet and to runtimes, which takes longer than any answer.
+        self._has_asked = True
         processes: dict[int, Process] = {}
         for key in due:
             identity = self._identity_of(key)
             if identity is None:
-                self._waiting.pop(key, None)
+                self._waiting.forget(key)
                 continue
             processes[identity.pid] = identity
             for parent in self._identities.lineage(identity):
@@ -343,11 +364,15 @@ class OpenWatch:
             gpus=self.surroundings.gpus,
             device_nodes=self.surroundings.device_nodes,
         )
+        asked = False
         try:
-            if self._worker.request(examiner.encode(question)):
-                self._asked = due
+            asked = self._worker.request(examiner.encode(question))
         except GpuwardenError:
             self.counts.ask_failures += 1
+        if asked:
+            self._waiting.asking(due)
+        else:
+            self._waiting.refused(due, now)
 
     def _identity_of(self, key: Key) -> Process | None:
         for one in self.book.keys_of(*key):
@@ -363,13 +388,13 @@ class OpenWatch:
             body = self._worker.take()
         except GpuwardenError:
             self.counts.ask_failures += 1
-            self._requeue(asked=True)
+            self._requeue()
             return
         if body is None:
             return
         answer = examiner.decode(body)
         self._keep(answer)
-        self._requeue(asked=True)
+        self._requeue()
 
     def _keep(self, answer: Examined) -> None:
         self.surroundings.keep(answer.containers)
@@ -378,13 +403,9 @@ class OpenWatch:
             self.surroundings.workloads = answer.workloads
             self.surroundings.sources_at_ns = answer.sources_at_ns
 
-    def _requeue(self, *, asked: bool) -> None:
-        for key in self._asked:
-            waiting = self._waiting.get(key)
-            if waiting is not None:
-                waiting.asked = asked
-                self._enqueue(key)
-        self._asked = []
+    def _requeue(self) -> None:
+        for key in self._waiting.answered():
+            self._enqueue(key)
 
     # ---------------------------------------------------------------- time
 
@@ -393,10 +414,6 @@ class OpenWatch:
 
         Gives the processes that are forgotten, for the kernel's tables to forget them as well.
         """
-        now = time.monotonic()
-        for key, waiting in list(self._waiting.items()):
-            if now - waiting.since >= HELD_SECONDS and key not in self._asked:
-                self._give_up(key)
         for entry_key, entry in self.book.entries().items():
             if entry.told and entry.count > entry.told:
                 self.alarms.used(_named(entry_key[:2]), entry.count - entry.told, entry.last_ns)
@@ -404,13 +421,14 @@ class OpenWatch:
         forgotten = []
         while self._ended and now_ns - self._ended[0][0] >= FORGOTTEN_NS:
             _, key = self._ended.popleft()
-            if key in self._queue or key in self._waiting:
+            if key in self._queue or self._waiting.holds(key):
                 self._ended.append((now_ns, key))
                 break
             forgotten.append(key)
-            self._given_up.pop(key, None)
+            self._waiting.forget(key)
             self._tool_runs.pop(key, None)
             self._tool_identity.pop(key, None)
+            self._tools_told.pop(key, None)
             self._identities.forget(_named(key))
         return forgotten
 
@@ -429,7 +447,8 @@ class OpenWatch:
         """Until something that waits is due; None when nothing does."""
         if self._queue:
             return 0.0
-        times = [one.next_try for one in self._waiting.values()]
+        due = self._waiting.next_time(busy=self._worker.busy)
+        times = [] if due is None else [due]
         if self._untold:
             times.append(self._untold[0][0] + HELD_SECONDS)
         return None if not times else max(min(times) - time.monotonic(), 0.01)
@@ -448,6 +467,8 @@ class OpenWatch:
             around.sources, around.workloads = report.sources, judged.workloads
             around.sources_at_ns = judged.asked_at_ns
         around.keep(judged.containers)
+        for key in self._waiting.unanswered():
+            self._enqueue(key)
 
     def forget(self, pid: int, start_time_ns: int) -> list[EntryKey]:
         """The keys of a process that has ended; they are not remembered any longer."""
@@ -470,7 +491,7 @@ class OpenWatch:
             entry = self.book.entry(key)
             process_key = key[:2]
             settled = entry is None or not entry.waits
-            known = process_key not in self._waiting and process_key not in self._queue
+            known = not self._waiting.holds(process_key) and process_key not in self._queue
             if not (settled and known) and now - since < HELD_SECONDS:
                 return
             self._untold.popleft()
@@ -487,3 +508,22 @@ class OpenWatch:
 def _named(key: Key) -> tuple[int, int]:
     """A process as findings name it: by its start in ticks."""
     return key[0], ticks(key[1])
+
+
+def _by_program(entries: Iterable[Entry]) -> list[tuple[ProcessIdentity, list[Entry]]]:
+    """What each program of a process did, the one that runs last at the end.
+
+    A container's first process makes its nodes as the runtime, before it becomes the image's own.
+    """
+    programs: dict[int | None, tuple[ProcessIdentity, list[Entry]]] = {}
+    for entry in sorted(entries, key=lambda e: (e.event.how not in OF_THE_MOMENT, e.event.at_ns)):
+        who = entry.event.process
+        # One that is known from its descriptor alone tells of no program.
+        inode = who.exe_inode if who.exe_inode is not None else next(reversed(programs), None)
+        before, done = programs.pop(inode, (who, []))
+        programs[inode] = (before if who.exe_inode is None else who, [*done, entry])
+    return list(programs.values())
+
+
+def _graver(one: Finding, other: Finding) -> bool:
+    return severity_rank(one.severity) > severity_rank(other.severity)
