@@ -57,6 +57,7 @@ HOW, DENIAL = (
 )
 """Where these stand among the fields of a record that is only looked at."""
 QUEUE_LIMIT = 1 << 16
+FIRST_STATES = ("attempted", "opened", "denied")
 FORGOTTEN_NS = 5 * 10**9
 """How long the entries of a process that has ended are kept for events that come late."""
 
@@ -64,6 +65,13 @@ OF_THE_MOMENT = ("mknod", "access")
 """What leaves no descriptor: the business of the program that did it, not of its successor."""
 Observe = Callable[[list[Finding]], None]
 Tell = Callable[[DeviceOpen, Process, Sequence[Process], int], None]
+
+
+KINDS: tuple[tuple[str, str], ...] = (
+    *((how, state) for how in ("open", "mknod", "access", "other") for state in FIRST_STATES),
+    ("held", "opened"),
+)
+"""What is counted from the start: a count that first appears above zero hides its first rise."""
 
 
 class Counts(Struct):
@@ -81,7 +89,7 @@ class Counts(Struct):
     """Of them, those that were judged without: nobody told in time."""
     ask_failures: int = 0
     queue_full: int = 0
-    by_kind: dict[tuple[str, str], int] = field(default_factory=dict)
+    by_kind: dict[tuple[str, str], int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Events by how and, at the time they came, state."""
 
     def event(self, kind: str, state: str) -> None:
@@ -208,7 +216,10 @@ class OpenWatch:
         self._news(news)
         for key in news:
             entry = self.book.entry(key)
-            if self._tell is not None and entry is not None and entry.event.how == "held":
+            if entry is None or entry.event.how != "held":
+                continue
+            self.counts.event("held", "opened")
+            if self._tell is not None:
                 self._untold.append((time.monotonic(), key, entry.event))
         return changed
 
