@@ -61,6 +61,8 @@ def test_a_flood_is_counted_exactly_and_hides_nobody(opener: Path, tmp_path: Pat
         counters = probe.counters()
         start = by(flood.pid, events)[0].process.start_time_ns
         probe.forget(others[1], 1, [(*UNUSED, "open")])
+        probe.forget(flood.pid, start, [(*UNUSED, "access"), (*FULL, "open")])
+        assert flood.pid in {one.pid for one in probe.counts()}
         probe.forget(flood.pid, start, [(*UNUSED, "open"), (*UNUSED, "access")])
         by_walking = by(others[1], events)[0].process.start_time_ns
         assert others[1] in {one.pid for one in probe.counts()}
