@@ -7,7 +7,7 @@ import os
 from gpuwarden.life import Transition, decode
 from gpuwarden.outputs.sheet import Sheet
 from gpuwarden.outputs.table import NARROWEST, STYLES
-from gpuwarden.outputs.words import escape, moment
+from gpuwarden.outputs.words import moment
 from gpuwarden.pattern import pattern
 from gpuwarden.sinks.sink import DELIVERED, Outcome
 
@@ -70,7 +70,7 @@ def _who(finding: Transition) -> str:
 
 def _cut(text: str) -> str:
     # Blanks at the ends and runs of them would move what stands beside them.
-    shown = " ".join(part for part in escape(text[:TEXT_LIMIT]).split(" ") if part)
+    shown = " ".join(part for part in text[:TEXT_LIMIT].split(" ") if part)
     return shown if len(text) <= TEXT_LIMIT else f"{shown}…"
 
 
