@@ -3,7 +3,7 @@
 #   make scan     scan this machine, then a recorded node with a miner on it
 #   make test     run all tests (ARGS="-k slurm" for some)
 
-.PHONY: scan test check schema lock bench clean
+.PHONY: scan test test-guest probes check schema lock bench clean
 .NOTPARALLEL:
 
 scan:
@@ -13,6 +13,15 @@ scan:
 test:
 	@scripts/setup test
 	@.venv/bin/python -m pytest -q $(ARGS)
+
+# The eBPF probes for this machine: without them `gpuwarden watch` polls /proc.
+probes:
+	@scripts/build_probes
+
+# Every way of seeing opens in a kernel of its own under emulation: minutes, so not part of `test`.
+test-guest:
+	@scripts/setup test
+	@scripts/guest $(ARGS)
 
 # Format, lint, types, floors and sizes, before each commit.
 check:
@@ -32,6 +41,8 @@ lock:
 bench:
 	@scripts/setup test
 	@.venv/bin/python bench/scan_speed.py $(ARGS)
+	@.venv/bin/python bench/probe_speed.py
+	@.venv/bin/python bench/watch_speed.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
