@@ -39,6 +39,8 @@ class Examination(Fact, frozen=True, kw_only=True):
 class Examined(Fact, frozen=True, kw_only=True):
     """What was answered; ``sources_at_ns`` is when the sources were asked, 0 if they were not."""
 
+    asked_at_ns: int = 0
+    """When the runtimes were asked, at the earliest."""
     containers: tuple[Container, ...] = ()
     gaps: tuple[Gap, ...] = ()
     sources: tuple[SourceRun, ...] = ()
@@ -75,6 +77,7 @@ class Examiner:
 
 def examine(host: Host, question: Examination) -> Examined:
     """Asks; never raises for what a runtime or a source does."""
+    begun_at_ns = time.time_ns()
     seen = Seen(gpus=list(question.gpus), device_nodes=list(question.device_nodes))
     for process in question.processes:
         seen.add(process)
@@ -99,6 +102,7 @@ def examine(host: Host, question: Examination) -> Examined:
             runs.append(run)
             workloads += told
     return Examined(
+        asked_at_ns=begun_at_ns,
         containers=tuple(found),
         gaps=tuple(gaps),
         sources=tuple(runs),

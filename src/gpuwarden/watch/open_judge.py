@@ -44,18 +44,26 @@ class Surroundings(Struct):
     gpus: tuple[Gpu, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
     containers: dict[str, Container] = field(default_factory=dict)
+    containers_at_ns: dict[str, int] = field(default_factory=dict)
+    """When each of them was last seen to be there, at the earliest."""
     host_mount_namespace: int | None = None
     init: Process | None = None
 
-    def keep(self, containers: Iterable[Container]) -> None:
-        """Remembers containers; what a runtime confirmed is not replaced by what it did not."""
+    def keep(self, containers: Iterable[Container], at_ns: int) -> None:
+        """Remembers containers; what a runtime confirmed is not replaced by what it did not.
+
+        ``at_ns``: when it began to be looked for them.
+        """
         for one in containers:
             known = self.containers.get(one.id)
             if known is None or one.confirmed or not known.confirmed:
                 self.containers.pop(one.id, None)
                 self.containers[one.id] = one
+                self.containers_at_ns[one.id] = at_ns
         while len(self.containers) > CONTAINERS_LIMIT:
-            self.containers.pop(next(iter(self.containers)))
+            oldest = next(iter(self.containers))
+            del self.containers[oldest]
+            self.containers_at_ns.pop(oldest, None)
 
     @property
     def has_sources(self) -> bool:
@@ -87,10 +95,21 @@ def unknown_containers(process: Process, surroundings: Surroundings) -> bool:
                 return True
         if placement.pod_uid is not None and placement.container_id is None:
             return True
-    if not is_loose(process, surroundings):
-        return False
-    mounts = process.namespaces.get("mnt")
-    return not any(c.mount_namespace == mounts for c in surroundings.containers.values())
+    return is_loose(process, surroundings) and _by_mounts(process, surroundings) is None
+
+
+def _by_mounts(process: Process, surroundings: Surroundings) -> Container | None:
+    """The container whose mounts a process has, seen since that process began.
+
+    The number of a namespace is given anew once nobody is left in it: a container that was seen
+    before may have ended, and its number may be another one's now.
+    """
+    mounts, began_ns = process.namespaces.get("mnt"), began_before_ns(process)
+    for container in surroundings.containers.values():
+        seen_ns = surroundings.containers_at_ns.get(container.id, 0)
+        if mounts is not None and container.mount_namespace == mounts and seen_ns >= began_ns:
+            return container
+    return None
 
 
 def sources_are_stale(process: Process, surroundings: Surroundings) -> bool:
@@ -128,11 +147,7 @@ def container_of(process: Process, surroundings: Surroundings) -> Container | No
     placement = process.cgroup
     if placement is not None and placement.container_id is not None:
         return surroundings.containers.get(placement.container_id)
-    if not is_loose(process, surroundings):
-        return None
-    mounts = process.namespaces.get("mnt")
-    every = surroundings.containers.values()
-    return next((one for one in every if one.mount_namespace == mounts), None)
+    return _by_mounts(process, surroundings) if is_loose(process, surroundings) else None
 
 
 def snapshot_of(
@@ -177,11 +192,10 @@ def _containers(
         yield surroundings.containers.get(identity) or Container(
             id=identity, runtime=runtime or "unknown"
         )
-    mounts = process.namespaces.get("mnt")
-    if mounts is not None and is_loose(process, surroundings):
-        for container in surroundings.containers.values():
-            if container.mount_namespace == mounts and container.id not in wanted:
-                yield container
+    if is_loose(process, surroundings):
+        container = _by_mounts(process, surroundings)
+        if container is not None and container.id not in wanted:
+            yield container
 
 
 def findings_of(snapshot: Snapshot, policy: Policy, policy_path: str | None) -> list[Finding]:

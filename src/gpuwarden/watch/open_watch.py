@@ -408,7 +408,7 @@ class OpenWatch:
         self._requeue()
 
     def _keep(self, answer: Examined) -> None:
-        self.surroundings.keep(answer.containers)
+        self.surroundings.keep(answer.containers, answer.asked_at_ns)
         if answer.sources_at_ns:
             self.surroundings.sources = answer.sources
             self.surroundings.workloads = answer.workloads
@@ -477,7 +477,7 @@ class OpenWatch:
         if judged.asked_at_ns >= around.sources_at_ns:
             around.sources, around.workloads = report.sources, judged.workloads
             around.sources_at_ns = judged.asked_at_ns
-        around.keep(judged.containers)
+        around.keep(judged.containers, judged.asked_at_ns)
         for key in self._waiting.unanswered():
             self._enqueue(key)
 
