@@ -150,11 +150,13 @@ class Podman:
         """Starts a container in the background; its id."""
         name = f"gpuwarden-test-{secrets.token_hex(4)}"
         self._names.append(name)
+        whole = ("--detach", "--name", name, *options)
+        return self.run(image, *whole, command=command).splitlines()[-1]
+
+    def run(self, image: str, *options: str, command: Sequence[str], check: bool = True) -> str:
+        """Runs a container; what it, or podman, printed."""
         return self(
             "run",
-            "--detach",
-            "--name",
-            name,
             "--network",
             "none",
             "--ulimit",
@@ -166,7 +168,8 @@ class Podman:
             *options,
             image,
             *command,
-        ).splitlines()[-1]
+            check=check,
+        )
 
     def pid(self, identity: str) -> int:
         return int(self("inspect", "--format", "{{.State.Pid}}", identity))
@@ -255,17 +258,33 @@ def dockerd(scratch: Path, socket: Path) -> Iterator[Dockerd]:
         engine.close()
 
 
-def _bundle(directory: Path, root: Path, cgroup: str, devices: Sequence[str]) -> Path:
+def _bundle(
+    directory: Path,
+    root: Path,
+    cgroup: str,
+    devices: Sequence[str],
+    *,
+    number: tuple[int, int],
+    command: Sequence[str],
+    capabilities: Sequence[str],
+) -> Path:
     directory.mkdir(parents=True)
     mounts = [{"destination": "/proc", "type": "proc", "source": "proc"}]
     nodes = [
-        {"path": path, "type": "c", "major": 1, "minor": 3, "fileMode": 0o666} for path in devices
+        {"path": path, "type": "c", "major": number[0], "minor": number[1], "fileMode": 0o666}
+        for path in devices
     ]
+    # What a container's configuration allows must be said beside the nodes themselves.
+    allowed = [
+        {"allow": True, "type": "c", "major": number[0], "minor": number[1], "access": "rwm"}
+    ]
+    held = {kind: list(capabilities) for kind in ("bounding", "effective", "permitted")}
     spec = {
         "ociVersion": "1.0.2",
         "process": {
             "user": {"uid": 0, "gid": 0},
-            "args": ["/bin/sleep", "1000"],
+            "args": list(command),
+            **({"capabilities": held} if capabilities else {}),
             "env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "JOB_NAME=resnet"],
             "cwd": "/",
         },
@@ -275,7 +294,9 @@ def _bundle(directory: Path, root: Path, cgroup: str, devices: Sequence[str]) ->
             "cgroupsPath": cgroup,
             "devices": nodes,
             "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
-            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            "resources": {
+                "devices": [{"allow": False, "access": "rwm"}, *(allowed if devices else ())]
+            },
         },
     }
     (directory / "config.json").write_text(json.dumps(spec))
@@ -284,13 +305,35 @@ def _bundle(directory: Path, root: Path, cgroup: str, devices: Sequence[str]) ->
 
 @contextmanager
 def bare_runc(
-    scratch: Path, root: Path, *, identity: str, cgroup: str, devices: Sequence[str] = ()
+    scratch: Path,
+    root: Path,
+    *,
+    identity: str,
+    cgroup: str,
+    devices: Sequence[str] = (),
+    number: tuple[int, int] = (1, 3),
+    command: Sequence[str] = ("/bin/sleep", "1000"),
+    capabilities: Sequence[str] = (),
+    state: Path | None = None,
 ) -> Iterator[int]:
-    """A container of runc alone, in any cgroup path that ``cgroup`` names; its pid."""
-    bundle = _bundle(scratch / f"bundle-{identity[:12]}", root, cgroup, devices)
+    """A container of runc alone, in any cgroup path that ``cgroup`` names; its pid.
+
+    ``number`` is what its ``devices`` stand for; ``state`` a directory for runc's own records,
+    which nobody knows of but the caller.
+    """
+    bundle = _bundle(
+        scratch / f"bundle-{identity[:12]}",
+        root,
+        cgroup,
+        devices,
+        number=number,
+        command=command,
+        capabilities=capabilities,
+    )
     pid_file = bundle / "pid"
+    runc = ["runc", *(() if state is None else ("--root", str(state)))]
     subprocess.run(
-        ["runc", "run", "--detach", "--pid-file", str(pid_file), "--bundle", str(bundle), identity],
+        [*runc, "run", "--detach", "--pid-file", str(pid_file), "--bundle", str(bundle), identity],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=(bundle / "log").open("wb"),
@@ -300,5 +343,5 @@ def bare_runc(
     try:
         yield int(pid_file.read_text())
     finally:
-        run("runc", "delete", "--force", identity, check=False)
+        run(*runc, "delete", "--force", identity, check=False)
         shutil.rmtree(bundle, ignore_errors=True)

@@ -57,6 +57,7 @@ class PodSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     privileged: bool = False
     mounts: Sequence[tuple[str, str]] = ()
+    command: Sequence[str] = ("/bin/sleep", "1000")
 
 
 @dataclass(slots=True)
@@ -119,6 +120,11 @@ class Containerd:
             str(archive),
         )
 
+    @property
+    def pid(self) -> int:
+        """containerd's own process; its pods' shims are others."""
+        return self._process.pid
+
     def start_pod(self, spec: PodSpec, image: str) -> RunningPod:
         m = self.messages
         kubernetes = {
@@ -145,7 +151,7 @@ class Containerd:
         container = m.ContainerConfig(
             metadata=m.ContainerMetadata(name="main"),
             image=m.ImageSpec(image=image),
-            command=["/bin/sleep", "1000"],
+            command=list(spec.command),
             envs=[m.KeyValue(key=k, value=v) for k, v in spec.environment.items()],
             devices=[
                 m.Device(host_path=host, container_path=inside, permissions="rwm")

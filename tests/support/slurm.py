@@ -50,6 +50,10 @@ class SlurmNode:
     def configuration(self) -> Path:
         return self.folder / "etc" / "slurm.conf"
 
+    def device(self, minor: int) -> Path:
+        """The node that stands for a GPU."""
+        return self.folder / "dev" / f"nvidia{minor}"
+
     @property
     def environment(self) -> dict[str, str]:
         ours = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SQUEUE"))}
@@ -152,8 +156,13 @@ class SlurmNode:
 
 
 @contextmanager
-def running_slurm(proctrack: str = "linuxproc") -> Iterator[SlurmNode]:
-    """A Slurm that is ready for jobs; skips where it cannot be had, leaves nothing behind."""
+def running_slurm(
+    proctrack: str = "linuxproc", *, gpu_major: int = NVIDIA_MAJOR
+) -> Iterator[SlurmNode]:
+    """A Slurm that is ready for jobs; skips where it cannot be had, leaves nothing behind.
+
+    ``gpu_major`` is that of the device nodes that its jobs are given, one with a driver that opens.
+    """
     require_root()
     require(*PACKAGES)
     printed = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
@@ -166,7 +175,7 @@ def running_slurm(proctrack: str = "linuxproc") -> Iterator[SlurmNode]:
         proctrack,
     )
     try:
-        _prepare(node)
+        _prepare(node, gpu_major)
         node._spawn(
             "munged",
             "munged",
@@ -197,7 +206,7 @@ def _start_slurmd(node: SlurmNode) -> None:
         pytest.skip(f"Slurm cannot use this machine's cgroups: {str(error)[-300:]}")
 
 
-def _prepare(node: SlurmNode) -> None:
+def _prepare(node: SlurmNode, gpu_major: int) -> None:
     folder = node.folder
     folder.chmod(0o755)
     for name in ("munge", "state", "spool", "log", "etc", "dev", "key"):
@@ -209,7 +218,7 @@ def _prepare(node: SlurmNode) -> None:
         os.mknod(
             folder / "dev" / f"nvidia{minor}",
             stat.S_IFCHR | 0o666,
-            os.makedev(NVIDIA_MAJOR, minor),
+            os.makedev(gpu_major, minor),
         )
     (folder / "etc" / "slurm.conf").write_text(_slurm_conf(node))
     (folder / "etc" / "gres.conf").write_text(f"Name=gpu Type=h100 File={folder}/dev/nvidia[0-1]\n")
