@@ -107,7 +107,21 @@ def test_a_holder_that_never_opened_is_news_unless_it_held_before() -> None:
     (entry,) = [book.entries()[key] for key in news]
     assert (entry.event.how, entry.event.state, entry.at_start) == ("held", "opened", False)
     assert entry.process.pid == 51
-    assert book.openers(195, 0) == {50}
+    assert book.has_opened(50, identity(50).start_time_ns, 195, 0)
+    assert not book.has_opened(51, identity(51).start_time_ns, 195, 0)
+    assert book.openers(195, 0) == {50, 51}
+
+
+def test_who_opened_is_known_when_it_has_ended() -> None:
+    book = OpenBook()
+    book.held([], 1)
+    list(book.opened(opened(identity(60))))
+    list(book.opened(opened(identity(61), how="mknod")))
+    list(book.opened(opened(identity(62), state="denied")))
+    for pid in (60, 61, 62):
+        book.forget(pid, identity(pid).start_time_ns)
+    found = [book.has_opened(pid, identity(pid).start_time_ns, 195, 0) for pid in (60, 61, 62)]
+    assert found == [True, False, False]
 
 
 def test_after_a_loss_a_new_holder_is_nobodys_fault() -> None:

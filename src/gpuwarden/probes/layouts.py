@@ -128,6 +128,12 @@ LAYOUTS: Mapping[str, Layout] = {
         ("how", "I"),
     ),
     "count": (("hits", "Q"), ("window_ns", "Q"), ("in_window", "Q")),
+    "touched_process": (
+        ("start_ns", "Q"),
+        ("opener_start_ns", "Q"),
+        ("opener", "I"),
+        ("reserved", "I"),
+    ),
     "cgroup_key": (("id", "Q"), ("hierarchy", "I"), ("reserved", "I")),
     "settings": (
         ("limit_window_ns", "Q"),

@@ -6,11 +6,11 @@
 #include "process.h"
 #include "tools.h"
 
-static __always_inline bool is_touched(__u32 tgid, __u64 start_ns)
+static __always_inline struct touched_process *touched_process(__u32 tgid, __u64 start_ns)
 {
-	__u64 *start = bpf_map_lookup_elem(&touched_processes, &tgid);
+	struct touched_process *found = bpf_map_lookup_elem(&touched_processes, &tgid);
 
-	return start && *start == start_ns;
+	return found && found->start_ns == start_ns ? found : 0;
 }
 
 /* A child has its parent's descriptors: it is followed as well. */
@@ -20,15 +20,18 @@ int process_fork(struct bpf_raw_tracepoint_args *context)
 	struct task_struct *parent = (void *)context->args[0];
 	struct task_struct *child = (void *)context->args[1];
 	__u32 tgid = BPF_CORE_READ(child, tgid);
-	__u64 start_ns;
+	struct touched_process touched = {}, *forebear;
 
 	if (BPF_CORE_READ(child, pid) != (int)tgid)
 		return 0;
-	if (!is_touched(BPF_CORE_READ(parent, tgid),
-			BPF_CORE_READ(parent, group_leader, start_boottime)))
+	forebear = touched_process(BPF_CORE_READ(parent, tgid),
+				   BPF_CORE_READ(parent, group_leader, start_boottime));
+	if (!forebear)
 		return 0;
-	start_ns = BPF_CORE_READ(child, start_boottime);
-	bpf_map_update_elem(&touched_processes, &tgid, &start_ns, BPF_ANY);
+	touched.start_ns = BPF_CORE_READ(child, start_boottime);
+	touched.opener = forebear->opener;
+	touched.opener_start_ns = forebear->opener_start_ns;
+	bpf_map_update_elem(&touched_processes, &tgid, &touched, BPF_ANY);
 	return 0;
 }
 
@@ -46,8 +49,8 @@ SEC("?raw_tracepoint/sched_process_exec")
 int process_exec(struct bpf_raw_tracepoint_args *context)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
-	bool touched = is_touched(BPF_CORE_READ(task, tgid),
-				  BPF_CORE_READ(task, group_leader, start_boottime));
+	bool touched = touched_process(BPF_CORE_READ(task, tgid),
+				       BPF_CORE_READ(task, group_leader, start_boottime));
 	struct settings *set = settings();
 	struct exec_record *record;
 	struct tool_name name = {};
@@ -119,7 +122,7 @@ int process_exit(struct bpf_raw_tracepoint_args *context)
 	__u64 start_ns = BPF_CORE_READ(task, group_leader, start_boottime);
 	struct settings *set = settings();
 	struct exit_record *record;
-	bool touched = is_touched(tgid, start_ns);
+	bool touched = touched_process(tgid, start_ns);
 
 	/* The first thread may end before the others: the process ends with its last one. */
 	if (BPF_CORE_READ(task, signal, live.counter) != 0)

@@ -47,6 +47,7 @@ _DENY, _WOULD_DENY = 1, 2
 _CGROUP_KEY = layouts.packed("cgroup_key")
 _SETTINGS = layouts.packed("settings")
 _COUNT = layouts.packed("count")
+_TOUCHED = layouts.packed("touched_process")
 
 
 class DeviceOpenProbe:
@@ -260,6 +261,24 @@ class DeviceOpenProbe:
         for key in list(tables.count_keys(self._bpf, self._loaded)):
             if tables.COUNT_KEY.unpack(key)[:2] == (start_time_ns, pid):
                 self._loaded.delete("counts", key)
+
+    def opener(self, pid: int, start_time_ns: int) -> tuple[int, int] | None:
+        """(pid, start time) of who used a watched device first in this process's line of forks.
+
+        The process itself if it did; None when neither it nor a forebear did while watched.
+        """
+        value = ctypes.create_string_buffer(_TOUCHED.size)
+        key = pid.to_bytes(4, "little")
+        touched = self._loaded.map("touched_processes")
+        if self._bpf.call("bpf_map_lookup_elem", touched, key, value) != 0:
+            return None
+        start_ns, opener_start_ns, opener, _ = _TOUCHED.unpack(value.raw)
+        return (opener, opener_start_ns) if start_ns == start_time_ns else None
+
+    def follow(self, pid: int, start_time_ns: int) -> None:
+        """Takes a process for one that was seen to use a device: its end is told."""
+        value = _TOUCHED.pack(start_time_ns, start_time_ns, pid, 0)
+        self._loaded.put("touched_processes", pid.to_bytes(4, "little"), value)
 
     def holders(self) -> list[HeldDescriptor]:
         """Every descriptor on a watched device, by the kernel's own list of open files.

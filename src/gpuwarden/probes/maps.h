@@ -44,7 +44,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 15);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct touched_process);
 } touched_processes SEC(".maps");
 
 struct {

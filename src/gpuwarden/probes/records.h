@@ -179,6 +179,14 @@ struct cgroup_key {
 	__u32 reserved;
 };
 
+/* A process that used a watched device, or whose forebear did: who that was. */
+struct touched_process {
+	__u64 start_ns;
+	__u64 opener_start_ns;
+	__u32 opener;
+	__u32 reserved;
+};
+
 struct attempt {
 	__u64 time_ns;
 	__u64 start_ns;

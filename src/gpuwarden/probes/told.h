@@ -80,7 +80,13 @@ static __noinline int tell(struct use *use)
 	__u64 thread = (__u64)tgid << 32 | record->process.pid;
 
 	bpf_ringbuf_submit(record, 0);
-	bpf_map_update_elem(&touched_processes, &tgid, &start_ns, BPF_ANY);
+	struct touched_process touched = {
+		.start_ns = start_ns,
+		.opener_start_ns = start_ns,
+		.opener = tgid,
+	};
+
+	bpf_map_update_elem(&touched_processes, &tgid, &touched, BPF_ANY);
 	if (set->return_values && call.returns && !use->opened) {
 		struct attempt attempt = {
 			.time_ns = now,

@@ -85,6 +85,7 @@ class DeviceSide:
         watch.book.boot_offset_ns = boot_offset_ns()
         if self.choice.probe is not None:
             self.choice.probe.skim = watch.skim
+            watch.origin = self.choice.probe.opener
 
     # ---------------------------------------------------------------- events
 
@@ -131,6 +132,10 @@ class DeviceSide:
             return
         # Who is new among the holders may have opened it with one of the events that were lost.
         lost, self._dropped_opens = dropped > self._dropped_opens, dropped
+        if not self._watch.book.has_looked:
+            # Their end is told of from now on, as of those that are seen to open one.
+            for pid, start_ns in {(one.pid, one.start_time_ns) for one in held}:
+                probe.follow(pid, start_ns)
         if self._watch.held(held, time.time_ns(), after_loss=lost):
             self._changed()
 

@@ -120,6 +120,8 @@ class OpenWatch:
         self.policy = policy
         self.policy_path = policy_path
         self.surroundings = surroundings
+        self.origin: Callable[[int, int], Key | None] | None = None
+        """Who used a device first in a process's line of forks, as the probe keeps it."""
         self._identities = identities
         self._worker = worker
         self._observe = observe
@@ -327,17 +329,25 @@ class OpenWatch:
         for entry in entries:
             event = entry.event
             if event.how == "held":
-                entry.opened_by = self._forebear(event.major, event.minor, process, lineage)
+                entry.opened_by = self._forebear(
+                    event.major, event.minor, process, event.process.start_time_ns, lineage
+                )
             opens.append(fact(entry, self.majors, names))
         return snapshot_of(self.surroundings, at_ns, process, lineage, opens=opens, tool_runs=tools)
 
     def _forebear(
-        self, major: int, minor: int, process: Process, lineage: Sequence[Process]
+        self, major: int, minor: int, process: Process, start_ns: int, lineage: Sequence[Process]
     ) -> int | None:
         openers = self.book.openers(major, minor)
         for parent in lineage:
             if parent.pid in openers:
                 return parent.pid
+        if self.origin is not None:
+            # The kernel follows forks, also when those between have ended.
+            found = self.origin(process.pid, start_ns)
+            if found is not None and self.book.has_opened(*found, major, minor):
+                return found[0]
+            return None
         # A parent that has ended leaves its number behind as its children's group or session.
         for pid in (process.ppid, process.process_group, process.session_id):
             if pid is not None and pid != process.pid and pid in openers:

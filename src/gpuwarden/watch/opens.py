@@ -24,6 +24,7 @@ from gpuwarden.sensors.device_nodes import Majors, kind_of
 from gpuwarden.watch.identity import ticks
 
 ENTRIES_LIMIT = 1 << 16
+PAST_LIMIT = 4096
 FURTHEST: tuple[OpenState, ...] = ("denied", "unknown", "attempted", "opened")
 """States by how far an open came, the furthest last; what is unknown may have come further."""
 
@@ -67,6 +68,8 @@ class OpenBook:
         self._attempts = Attempts(return_values=return_values)
         self._twins = Twins()
         self._holders: set[HolderKey] | None = None
+        self._past: OrderedDict[tuple[int, int], set[tuple[int, int]]] = OrderedDict()
+        """Devices by process that opened them and has ended: its children may hold them yet."""
         self.crowded_out = 0
         self.boot_offset_ns = 0
         """Wall clock minus boot clock, for times that are not decoded."""
@@ -83,6 +86,11 @@ class OpenBook:
     def attempts_waiting(self) -> int:
         """Attempts whose end is not known yet."""
         return len(self._attempts)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether it is known who holds a device."""
+        return self._holders is not None
 
     def entry(self, key: Key) -> Entry | None:
         return self._entries.get(key)
@@ -211,6 +219,11 @@ class OpenBook:
     def forget(self, pid: int, start_time_ns: int) -> list[Key]:
         """The keys of a process that has ended; they are not remembered any longer."""
         keys = self._by_process.pop((pid, start_time_ns), set())
+        opened = {key[2:4] for key in keys if self._may_be_inherited(key)}
+        if opened:
+            self._past[(pid, start_time_ns)] = opened
+            while len(self._past) > PAST_LIMIT:
+                self._past.popitem(last=False)
         for key in keys:
             self._entries.pop(key, None)
         return sorted(keys)
@@ -293,15 +306,31 @@ class OpenBook:
         """(pid, start time since boot in ns) of every process that holds a device now."""
         return {holder[:2] for holder in self._holders or ()}
 
+    def _may_be_inherited(self, key: Key) -> bool:
+        entry = self._entries.get(key)
+        if entry is None or entry.event.state == "denied":
+            return False
+        return key[4] in ("open", "other") or (key[4] == "held" and entry.at_start)
+
+    def has_opened(self, pid: int, start_time_ns: int, major: int, minor: int) -> bool:
+        """Whether that process opened this device, or held it when watching began.
+
+        Also one that has ended since.
+        """
+        process = (pid, start_time_ns)
+        if (major, minor) in self._past.get(process, ()):
+            return True
+        mine = self._by_process.get(process, ())
+        return any(key[2:4] == (major, minor) and self._may_be_inherited(key) for key in mine)
+
     def openers(self, major: int, minor: int) -> set[int]:
-        """pids that opened this device since watching began, or held it then."""
-        return {
+        """pids that opened this device since watching began, or hold it now."""
+        found = {
             key[0]
-            for key, entry in self._entries.items()
-            if key[2:4] == (major, minor)
-            and entry.event.state != "denied"
-            and (key[4] in ("open", "other") or (key[4] == "held" and entry.at_start))
+            for key in self._entries
+            if key[2:4] == (major, minor) and self._may_be_inherited(key)
         }
+        return found | {holder[0] for holder in self._holders or () if holder[2:] == (major, minor)}
 
 
 def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]) -> DeviceOpen:
