@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuwarden import __version__
 from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
+from gpuwarden.watch.flags import add_flags, check_flags
 
 if TYPE_CHECKING:
     from gpuwarden.model import Snapshot
@@ -106,91 +107,17 @@ def build_parser() -> argparse.ArgumentParser:
     history.add_argument("pid", nargs="?", type=int, metavar="PID")
     history.add_argument("--gpu", metavar="N", help="a GPU by number or UUID")
     history.add_argument("--from", dest="recording", metavar="FILE", help="a recorded node")
+    history.add_argument("--since", metavar="AGO", help="what is remembered since 30m, 2h, 7d ago")
+    history.add_argument("--state", metavar="DIR", help="the memory that watch --state DIR keeps")
+    _format_flag(history)
     _host_flags(history)
     _policy_flag(history)
-    _watch_flags(commands.add_parser("watch", help="a daemon: every device open as it happens"))
-    return parser
 
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 86_400:
-        raise argparse.ArgumentTypeError("expected 0.1 to 86400 seconds")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 1_000_000:
-        raise argparse.ArgumentTypeError("expected 0 to 1000000")
-    return value
-
-
-def _watch_flags(watch: argparse.ArgumentParser) -> None:
+    watch = commands.add_parser("watch", help="a daemon: every device open as it happens")
     _host_flags(watch)
     _policy_flag(watch)
-    watch.add_argument(
-        "--sink",
-        action="append",
-        default=[],
-        metavar="SPEC",
-        help="where findings are told: stdout, file:PATH, syslog:, webhook:URL, "
-        "alertmanager:URL, falco:URL; again for more (default: text on standard output)",
-    )
-    watch.add_argument("--events", action="store_true", help="every device event as a JSON line")
-    watch.add_argument(
-        "--metrics", metavar="ADDR", help="serve /metrics and /healthz, such as 127.0.0.1:9835"
-    )
-    watch.add_argument(
-        "--falco-listen", metavar="ADDR", help="take the events of Falco's http_output"
-    )
-    watch.add_argument(
-        "--state",
-        metavar="DIR",
-        help="where findings and samples are kept (default: %(default)s)",
-        default="/var/lib/gpuwarden",
-    )
-    watch.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="between samples (default: 1)"
-    )
-    watch.add_argument(
-        "--scan-interval",
-        type=_seconds,
-        default=300.0,
-        metavar="S",
-        help="judge the whole node at least this often; changes bring it forward (default: 300)",
-    )
-    watch.add_argument(
-        "--limit",
-        type=_count,
-        default=16,
-        metavar="N",
-        help="events told of one process and device in a second, all are counted; 0: no limit "
-        "(default: 16)",
-    )
-    watch.add_argument(
-        "--return-values",
-        action="store_true",
-        help="see how each open ends; costs every open on the machine about a quarter of its time",
-    )
-    watch.add_argument(
-        "--way", metavar="A,B", help="see device opens by these ways only, such as poll"
-    )
-    watch.add_argument(
-        "--enforce",
-        action="store_true",
-        help="deny accelerators to the containers that the policy's enforce key names",
-    )
-    watch.add_argument(
-        "--dry-run", action="store_true", help="with --enforce: only tell what would be denied"
-    )
-    watch.add_argument(
-        "--pin", action="store_true", help="with --enforce: denials outlive gpuwarden"
-    )
-    watch.add_argument("--unpin", action="store_true", help="undo --pin and exit")
-    watch.add_argument(
-        "--for", dest="for_seconds", type=_seconds, metavar="S", help="end after so many seconds"
-    )
+    add_flags(watch)
+    return parser
 
 
 def _load_policy(path: str | None) -> tuple[Policy, str | None]:
@@ -323,12 +250,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _history(arguments: argparse.Namespace) -> int:
     from gpuwarden import history
 
-    if (arguments.pid is None) == (arguments.gpu is None):
-        raise UsageError("history: expected a PID or --gpu N, one of them")
+    asked = history.asked(vars(arguments))
     policy, _ = _load_policy(arguments.policy)
-    text, found = history.tell(_snapshot(arguments), policy, pid=arguments.pid, gpu=arguments.gpu)
-    _write(text)
-    return EXIT_CLEAR if found else EXIT_BLIND
+    told = history.tell(_snapshot(arguments), policy, asked, width=_width())
+    _write(told.text)
+    sys.stderr.write(told.complaint)
+    return EXIT_CLEAR if told.found and not told.complaint else EXIT_BLIND
 
 
 def _watch(arguments: argparse.Namespace) -> int:
@@ -338,9 +265,7 @@ def _watch(arguments: argparse.Namespace) -> int:
         removed = unpin()
         _write("".join(f"removed {one}\n" for one in removed) or "nothing was pinned\n")
         return EXIT_CLEAR
-    for flag in ("dry_run", "pin"):
-        if getattr(arguments, flag) and not arguments.enforce:
-            raise UsageError(f"--{flag.replace('_', '-')} goes with --enforce")
+    check_flags(arguments)
     policy, policy_path = _load_policy(arguments.policy)
     if arguments.enforce and not policy.enforce:
         raise UsageError("--enforce: the policy names no container under 'enforce'")
@@ -361,6 +286,8 @@ def _watch(arguments: argparse.Namespace) -> int:
         ways=tuple(arguments.way.split(",")) if arguments.way else None,
         metrics=arguments.metrics,
         falco_listen=arguments.falco_listen,
+        falco_token_file=arguments.falco_token_file,
+        falco_allow_remote=arguments.falco_allow_remote,
         enforce=arguments.enforce,
         dry_run=arguments.dry_run,
         pin=arguments.pin,

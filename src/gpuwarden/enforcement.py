@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -125,6 +125,16 @@ class Enforcer:
         known = self._known.pop(container_id, None)
         if known is not None:
             self._release(known, keep=())
+
+    def groups_gone(self, container_id: str, groups: Collection[GroupKey]) -> None:
+        """Groups that the container has left behind were removed: they make room for others."""
+        known = self._known.get(container_id)
+        if known is None:
+            return
+        self._release(known, keep=[one for one in known.denied if one not in groups])
+        known.groups = tuple(one for one in known.groups if one not in groups)
+        known.overflow = False
+        self._decide(known)
 
     def decisions(self) -> tuple[Decision, ...]:
         """What stands at the moment, in the order in which the containers were met."""

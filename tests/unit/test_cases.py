@@ -17,7 +17,7 @@ import pytest
 from gpuwarden.expected.kubernetes import parse_pod_resources
 from gpuwarden.expected.slurm import gres as slurm_gres
 from gpuwarden.expected.slurm import jobs as slurm_jobs
-from gpuwarden.falco_listener import FalcoLosses, drop_findings
+from gpuwarden.falco_losses import FalcoLosses, drop_findings
 from gpuwarden.finding import Report, Row
 from gpuwarden.judge import judge
 from gpuwarden.model import Container, PersistenceEntry, Snapshot

@@ -30,7 +30,6 @@ from gpuwarden.sensors.falco_join import (
     FalcoDevice,
     contradiction,
     device_of,
-    device_open,
     happened_at_ns,
     is_of_node,
     match_container,
@@ -532,18 +531,10 @@ def test_other_calls_on_a_device_are_context() -> None:
     assert isinstance(opened, FalcoDevice)
 
 
-def test_a_device_open_says_where_it_is_from() -> None:
-    told = event()
-    device = device_of(told, ())
-    assert isinstance(device, FalcoDevice)
-    fact = device_open(told, device, pid=4242, start_time_ticks=77, received_ns=AT + 5)
-    assert (fact.source, fact.state, fact.path) == ("falco", "opened", "/dev/nvidia0")
-    assert (fact.first_ns, fact.last_ns, fact.path_is_claimed) == (AT, AT, True)
-    # What Falco says of containers settles nothing.
-    assert fact.container_state == "unknown"
-    # A clock that is far off, or none, does not date anything.
-    late = device_open(told, device, pid=1, start_time_ticks=1, received_ns=AT + 7200 * SECOND)
-    assert late.first_ns == AT + 7200 * SECOND
+def test_a_clock_that_is_far_off_dates_nothing() -> None:
+    assert happened_at_ns(event(), AT + 5) == AT
+    assert happened_at_ns(event(), AT + 7200 * SECOND) == AT + 7200 * SECOND
+    assert happened_at_ns(event(), AT - 7200 * SECOND) == AT - 7200 * SECOND
     assert happened_at_ns(event(fields={}, time=...), 5) == 5
 
 

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 
 from gpuwarden.errors import Unavailable, UsageError
 from gpuwarden.falco_http import HEAD_LIMIT_BYTES, Limits
-from gpuwarden.falco_listener import (
+from gpuwarden.falco_listener import FalcoListener, parse_address
+from gpuwarden.falco_losses import (
     FALCO_EVENTS_DROPPED,
     LOSSES_STAY_NS,
     OWN_RULES,
-    FalcoListener,
     FalcoLosses,
     ListenerCounts,
     drop_findings,
-    parse_address,
 )
 from gpuwarden.sensors.falco import BODY_LIMIT_BYTES, FalcoDrop, FalcoEvent
 from tests.support.receivers import wait_until

@@ -10,9 +10,9 @@ import errno
 import posixpath
 import re
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Final
 
-from gpuwarden.model import DeviceNode, DeviceOpen, Fact, NodeKind, OpenState, Process
+from gpuwarden.model import DeviceNode, Fact, NodeKind, OpenState, Process
 from gpuwarden.pattern import pattern
 from gpuwarden.sensors.falco import (
     GPU_RULE,
@@ -151,39 +151,6 @@ def happened_at_ns(event: FalcoEvent, received_ns: int) -> int:
     if at_ns is None or abs(at_ns - received_ns) > _CLOCKS_APART_NS:
         return received_ns
     return at_ns
-
-
-def device_open(
-    event: FalcoEvent,
-    device: FalcoDevice,
-    *,
-    pid: int,
-    start_time_ticks: int,
-    received_ns: int,
-    container_state: Literal["none", "known", "unknown"] = "unknown",
-) -> DeviceOpen:
-    """The fact, for a process that the caller has found in /proc.
-
-    ``container_state`` is what the caller knows of that process: Falco says "host" of some that
-    are in a container. The path is Falco's word, and so is the number that was told from it.
-    """
-    at_ns = happened_at_ns(event, received_ns)
-    return DeviceOpen(
-        pid=pid,
-        start_time_ticks=start_time_ticks,
-        major=device.major,
-        minor=device.minor,
-        kind=device.kind,
-        how="open",
-        state=device.state,
-        first_ns=at_ns,
-        last_ns=at_ns,
-        source="falco",
-        path=device.path,
-        error=device.error,
-        container_state=container_state,
-        unread=device.unread,
-    )
 
 
 def match_container(claimed: str, container_ids: Iterable[str]) -> str | None:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from msgspec.structs import replace
+
 from gpuwarden.errors import GpuwardenError, UsageError
 from gpuwarden.host import Host
 from gpuwarden.model import DeviceOpen, Process
@@ -28,10 +30,11 @@ from gpuwarden.sensors.nvml.sampler import Sampler
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.process.executables import read_namespace
 from gpuwarden.sinks.own_trouble import OWN_RULES
-from gpuwarden.watch import examiner, judgement
-from gpuwarden.watch.denying import DEADLINE_SECONDS as DOORMAN_SECONDS
-from gpuwarden.watch.denying import Denying, Doorman
+from gpuwarden.watch import doorman, examiner, judgement
+from gpuwarden.watch.denial_findings import DENYING_RULES
+from gpuwarden.watch.denying import Denying
 from gpuwarden.watch.device_side import DeviceSide
+from gpuwarden.watch.falco_unmatched import FALCO_RULES
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.judging import Judging
 from gpuwarden.watch.open_judge import OPEN_RULE_IDS, Surroundings
@@ -46,6 +49,9 @@ from gpuwarden.watch.workers import Worker
 BUDGET_SECONDS = 0.02
 """Judged at a stretch before the ring is emptied again."""
 STDOUT = 1
+TRIM_ROUNDS = 10
+USAGE_ROUNDS = 120
+USAGE_FILE = "usage.msgpack"
 FOR_EVER = float("inf")
 
 
@@ -66,13 +72,20 @@ class Agent:
         self.own = OwnProcesses(self.host)
         self.started_at_ns = time.time_ns()
         self.own_sight = OwnSight()
-        self.devices = DeviceSide(self.host, options, self.own)
+        self.devices = DeviceSide(
+            self.host,
+            options,
+            self.own,
+            same_pids=self.node.host_pid_namespace is not False,
+        )
         self.denying: Denying | None = None
         self.stopping = False
         self._workers: dict[str, Worker] = {}
         self._reload = reload_policy
         self._reload_wanted = False
         self._begun = time.monotonic()
+        self._rounds = 0
+        self._usage_path: str | None = None
 
     @property
     def choice(self) -> Choice:
@@ -90,6 +103,7 @@ class Agent:
             # Children first: they are forked from a process without threads.
             self._start_children(stack)
             self.telling = Telling(options.state_directory, sinks, node=self.node.hostname)
+            self._resume(stack)
             self.devices.start(stack)
             self._make_watch()
             if options.enforce:
@@ -108,7 +122,7 @@ class Agent:
             "examiner": (examiner.Examiner(options.root), examiner.DEADLINE_SECONDS),
         }
         if options.enforce:
-            jobs["doorman"] = (Doorman(options.root), DOORMAN_SECONDS)
+            jobs["doorman"] = (doorman.Doorman(options.root), doorman.DEADLINE_SECONDS)
         for name, (job, seconds) in jobs.items():
             worker = self._workers[name] = Worker(name, job, deadline_seconds=seconds)
             worker.start()
@@ -132,6 +146,22 @@ class Agent:
             self.policy,
             self.options.policy_path,
         )
+
+    def _resume(self, stack: ExitStack) -> None:
+        """Goes on from what the rounds of an earlier run added up to."""
+        if not self.telling.is_kept:
+            return
+        self._usage_path = os.path.join(self.options.state_directory, USAGE_FILE)
+        gap = self.sampling.resume(self._usage_path)
+        if gap is not None:
+            self.say(f"{gap.what}: {gap.reason}")
+        stack.callback(self._keep_usage)
+
+    def _keep_usage(self) -> None:
+        if self._usage_path is not None:
+            # A full disk is told of by the store, and costs minutes of memory at most.
+            with contextlib.suppress(OSError):
+                self.sampling.keep(self._usage_path)
 
     def _make_watch(self) -> None:
         same_pids = self.node.host_pid_namespace is not False
@@ -173,10 +203,7 @@ class Agent:
             dry_run=self.options.dry_run,
             tell=self.say,
         )
-        self.denying.existing()
-        if self.options.pin:
-            for path in probe.pin():
-                self.say(f"pinned {path}; undo with: gpuwarden watch --unpin")
+        self.denying.begin(pin=self.options.pin)
 
     @staticmethod
     def say(line: str) -> None:
@@ -232,7 +259,8 @@ class Agent:
                 self._round()
                 next_round = max(next_round + self.options.interval_seconds, now)
             if self.judging.is_due:
-                self.judging.ask(self.sampling.memory(time.time_ns()))
+                memory = self.sampling.memory(time.time_ns())
+                self.judging.ask(replace(memory, opens=self.watch.recent()))
             self._register()
             self._selector.select(self._patience(next_round))
             with contextlib.suppress(BlockingIOError):
@@ -297,6 +325,7 @@ class Agent:
         denying.events(groups)
         denying.ask()
         denying.answered()
+        denying.look()
 
     # ---------------------------------------------------------------- rounds
 
@@ -307,12 +336,18 @@ class Agent:
         self.devices.round()
         self.devices.forget(self.watch.tick(now_ns))
         own = self.telling.troubles(now_ns) + self.own_sight.findings(self._sight(), now_ns)
-        evaluated = OPEN_RULE_IDS | OWN_RULES | SIGHT_RULES
+        # Also of what is off: an earlier run may have left findings of it open.
+        evaluated = OPEN_RULE_IDS | OWN_RULES | SIGHT_RULES | FALCO_RULES | DENYING_RULES
         if self.falco is not None:
             own += self.falco.findings(now_ns)
-            evaluated |= self.falco.rules
+        if self.denying is not None:
+            own += self.denying.findings(now_ns)
         self.telling.observe([*self.watch.current(now_ns), *own], evaluated)
-        self.telling.store.trim(now_ns)
+        self._rounds += 1
+        if self._rounds % TRIM_ROUNDS == 0:
+            self.telling.store.trim(now_ns)
+        if self._rounds % USAGE_ROUNDS == 0:
+            self._keep_usage()
         if self.metrics is not None:
             self.metrics.fill(self)
 

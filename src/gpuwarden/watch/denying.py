@@ -1,90 +1,57 @@
-"""Enforcement while watching: containers are asked for as their groups are made, then decided on.
-
-A worker of its own asks the runtimes: nothing else must stand before a denial.
-"""
+"""Enforcement while watching: each container is asked for as its group is made, then decided on."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
 
 from gpuwarden.enforcement import (
+    GROUPS_LIMIT,
     Decision,
     Enforcer,
     Located,
     located_by_event,
     located_by_process,
 )
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import GpuwardenError, UsageError
+from gpuwarden.finding import Finding
 from gpuwarden.host import Host
-from gpuwarden.model import Container, Fact
+from gpuwarden.model import Container
 from gpuwarden.policy import Policy
+from gpuwarden.probes import pinning
+from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.events import GroupEvent
 from gpuwarden.probes.loader import DeviceOpenProbe
-from gpuwarden.sensors import containers
 from gpuwarden.sensors.process import stat_lines
+from gpuwarden.watch import denial_findings, doorman, group_ids
 from gpuwarden.watch.workers import Worker
 
-DEADLINE_SECONDS = 10.0
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """A runtime may come to know a container a moment after its group was made."""
-WAITING_LIMIT = 4096
-GONE_SECONDS = 30.0
+CONTAINERS_LIMIT = 4096
+ASKED_AT_ONCE = 64
+LOOK_SECONDS = 2.0
+LOOKED_AT_ONCE = 256
+"""Containers whose groups are looked for at a time: all of them in about half a minute."""
+AGAIN_SECONDS = 30.0
+PIN_SECONDS = 15.0
+"""How long denials that could not be taken over wait for the runtimes' answers."""
+TURNED_AWAY_STAYS_NS = 3600 * 10**9
+TELL_SECONDS = 60.0
 
 
-class LookUp(Fact, frozen=True, kw_only=True):
-    """One container to ask for, as its group names it."""
+class _Met(Struct):
+    """A container as its groups name it, and what came of asking for it."""
 
-    container_id: str
-    runtime: str | None = None
-    pod_uid: str | None = None
-    user_uid: int | None = None
-
-
-class LookUps(Fact, frozen=True, kw_only=True):
-    wanted: tuple[LookUp, ...]
-
-
-class Found(Fact, frozen=True, kw_only=True):
-    """The containers that a runtime knows; the others were not told."""
-
-    containers: tuple[Container, ...] = ()
-
-
-_encoder = msgspec.msgpack.Encoder()
-_question = msgspec.msgpack.Decoder(LookUps)
-_answer = msgspec.msgpack.Decoder(Found)
-
-
-class Doorman:
-    """The job of the child: asks the runtimes for containers by id."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._host: Host | None = None
-
-    def __call__(self, body: bytes) -> bytes:
-        if self._host is None:
-            # Made here, in the child: a Host remembers whose /proc/self it saw.
-            self._host = Host(self._root)
-        found = []
-        for one in _question.decode(body).wanted:
-            told = containers.look_up(
-                self._host, one.container_id, one.runtime, one.pod_uid, user_uid=one.user_uid
-            )
-            if isinstance(told, Container):
-                found.append(told)
-        return _encoder.encode(Found(containers=tuple(found)))
-
-
-class _Waiting(Struct):
     located: Located
     tries: int = 0
     next_try: float = 0.0
+    confirmed: bool = False
+    told: str = ""
 
 
 class Denying:
@@ -108,23 +75,115 @@ class Denying:
             dry_run=dry_run,
         )
         self.worker = worker
+        self.turned_away = 0
+        """Containers that were not asked for, since too many others were."""
         self._host = host
+        self._probe = probe
+        self._dry_run = dry_run
         self._tell = tell
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._met: dict[str, _Met] = {}
+        self._waiting: dict[str, _Met] = {}
+        """Those of ``_met`` that are to be asked for, the oldest first."""
         self._asked: list[str] = []
-        self._told: dict[str, str] = {}
-        self._groups: dict[str, Located] = {}
-        self._looked_at = 0.0
+        self._taken_over: set[GroupKey] = set()
+        """Denied by an earlier run whose pins these replace; whose they are is not known yet."""
+        self._pin_by: float | None = None
+        self._pin_trouble = ""
+        self._turned_away_ns = 0
+        self._turned_away_told = float("-inf")
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._again_at = time.monotonic() + AGAIN_SECONDS
+        self._next_looked_at = 0
 
-    def existing(self) -> None:
-        """Takes the containers that run already, by the groups of every process."""
-        for pid in stat_lines.read(self._host):
+    # ---------------------------------------------------------------- the start, pins
+
+    def begin(self, *, pin: bool) -> None:
+        """Takes over what an earlier run pinned, then the containers that run already.
+
+        With ``pin`` denials outlive this process; a dry run pins nothing and replaces no pin.
+        Errors: UsageError when it cannot be pinned.
+        """
+        try:
+            self._begin(pin=pin)
+        except GpuwardenError as error:
+            raise UsageError(f"--pin: {error}", remedy=error.remedy) from error
+
+    def _begin(self, *, pin: bool) -> None:
+        older = None
+        try:
+            older = pinning.pinned()
+        except GpuwardenError:
+            if pin and not self._dry_run:
+                raise
+        if pin and self._dry_run:
+            self._tell("a dry run pins nothing")
+            pin = False
+        if older is not None and not pin:
+            self._tell("what an earlier run pinned stays denied: gpuwarden watch --unpin ends it")
+        complete = older is None or (pin and self._take_over(older))
+        self.existing()
+        if not pin:
+            return
+        if complete:
+            self._pin()
+        else:
+            # Replaced only when its denials are ours: until then the older pin stands.
+            self._pin_by = time.monotonic() + PIN_SECONDS
+
+    def _take_over(self, older: pinning.Pinned) -> bool:
+        """Whether everything is denied now that the older pin denies."""
+        if older.unread:
+            self._tell(f"the pinned denials of an earlier run cannot be read: {older.unread}")
+            return False
+        failed = False
+        for denial in older.denials:
+            if denial.dry_run:
+                continue
+            try:
+                self._probe.deny_group(denial.group)
+            except (GpuwardenError, OSError) as error:
+                self._tell(f"a pinned denial of an earlier run is not taken over: {error}")
+                failed = True
+                continue
+            self._taken_over.add(denial.group)
+        if self._taken_over:
+            self._tell(f"{len(self._taken_over)} pinned denials of an earlier run are taken over")
+        return not failed
+
+    def _pin(self) -> None:
+        self._pin_by = None
+        self._probe.pin()
+        self._tell(
+            f"denials are pinned in {pinning.DIRECTORY} and outlive gpuwarden: "
+            "gpuwarden watch --unpin ends them"
+        )
+
+    def _pin_late(self) -> None:
+        try:
+            self._pin()
+        except GpuwardenError as error:
+            self._pin_trouble = f"denials are not pinned: {error}"
+            self._tell(self._pin_trouble)
+
+    # ---------------------------------------------------------------- who is met
+
+    def existing(self) -> set[str]:
+        """Takes the containers that run already, by the groups of every process; their ids."""
+        found: set[str] = set()
+        try:
+            pids = list(stat_lines.read(self._host))
+        except GpuwardenError as error:
+            self._tell(f"containers that run already are not known: {error}")
+            return found
+        for pid in pids:
             try:
                 located = located_by_process(self._host, pid)
             except GpuwardenError:
                 continue
             for one in located:
+                found.add(one.container_id)
                 self._add(one)
+        return found
 
     def events(self, events: Iterable[GroupEvent]) -> None:
         """Control groups that were made."""
@@ -137,47 +196,67 @@ class Denying:
                 self._add(located)
 
     def _add(self, located: Located) -> None:
-        known = self._groups.get(located.container_id)
-        if known is not None and set(located.groups) <= set(known.groups):
-            return
-        if known is not None:
-            groups = tuple(dict.fromkeys((*known.groups, *located.groups)))
-            located = msgspec.structs.replace(located, groups=groups)
-        self._groups[located.container_id] = located
-        while len(self._groups) > WAITING_LIMIT:
-            self._groups.pop(next(iter(self._groups)))
-        self._waiting[located.container_id] = _Waiting(located)
-        while len(self._waiting) > WAITING_LIMIT:
-            self._waiting.popitem(last=False)
+        key = located.container_id
+        met = self._met.get(key)
+        if met is None:
+            if len(self._met) >= CONTAINERS_LIMIT and not self._makes_room():
+                self._turn_away(key)
+                return
+            met = self._met[key] = _Met(located)
+        else:
+            if set(located.groups) <= set(met.located.groups):
+                return
+            groups = tuple(dict.fromkeys((*met.located.groups, *located.groups)))
+            # One more than may be denied, so that it shows that there are more.
+            groups = groups[: GROUPS_LIMIT + 1]
+            met.located = msgspec.structs.replace(located, groups=groups)
+            met.tries, met.next_try = 0, 0.0
+        self._waiting[key] = met
+
+    def _makes_room(self) -> bool:
+        """Forgets the oldest that no runtime knows: whoever makes groups can make many of those."""
+        if len(self._waiting) >= CONTAINERS_LIMIT:
+            return False
+        for key, met in self._met.items():
+            if key not in self._waiting and not (met.confirmed or self._is_taken_over(met)):
+                self._forget(key)
+                return True
+        return False
+
+    def _turn_away(self, key: str) -> None:
+        """The newest is not asked for: an older one may be the one that matters, and is in time."""
+        self.turned_away += 1
+        self._turned_away_ns = time.time_ns()
+        now = time.monotonic()
+        if now - self._turned_away_told >= TELL_SECONDS:
+            self._turned_away_told = now
+            self._tell(f"not asked for, so not denied: container {key[:12]}; {self._crowd()}")
+
+    def _crowd(self) -> str:
+        return f"{CONTAINERS_LIMIT} others are; {self.turned_away} turned away since the start"
+
+    # ---------------------------------------------------------------- asking
 
     def known(self, found: Iterable[Container]) -> None:
         """Containers that somebody else asked for, in full."""
         for container in found:
-            located = self._groups.get(container.id)
-            if located is not None and container.confirmed:
-                self._decide(container, located)
+            met = self._met.get(container.id)
+            if met is not None and container.confirmed:
+                self._waiting.pop(container.id, None)
+                self._decide(container, met)
 
     def ask(self) -> None:
         """Asks for what waits, if the worker is free."""
         now = time.monotonic()
         if self.worker.busy:
             return
-        due = [key for key, one in self._waiting.items() if one.next_try <= now][:64]
+        waiting = (key for key, met in self._waiting.items() if met.next_try <= now)
+        due = list(islice(waiting, ASKED_AT_ONCE))
         if not due:
             return
-        wanted = []
-        for key in due:
-            located = self._waiting[key].located
-            wanted.append(
-                LookUp(
-                    container_id=located.container_id,
-                    runtime=located.runtime,
-                    pod_uid=located.pod_uid,
-                    user_uid=located.user_uid,
-                )
-            )
+        question = doorman.encode(self._waiting[key].located for key in due)
         try:
-            if self.worker.request(_encoder.encode(LookUps(wanted=tuple(wanted)))):
+            if self.worker.request(question):
                 self._asked = due
         except GpuwardenError:
             return
@@ -187,50 +266,134 @@ class Denying:
         try:
             body = self.worker.take()
         except GpuwardenError:
-            body = _encoder.encode(Found())
+            body = doorman.NOBODY
         if body is None:
             return
         now = time.monotonic()
-        for container in _answer.decode(body).containers:
-            waiting = self._waiting.get(container.id)
-            if waiting is not None and container.confirmed:
+        for container in doorman.decode(body):
+            met = self._waiting.get(container.id)
+            if met is not None and container.confirmed:
                 del self._waiting[container.id]
-                self._decide(container, waiting.located)
+                self._decide(container, met)
         for key in self._asked:
-            waiting = self._waiting.get(key)
-            if waiting is None:
+            met = self._waiting.get(key)
+            if met is None:
                 continue
-            if waiting.tries >= len(RETRY_SECONDS):
+            if met.tries >= len(RETRY_SECONDS):
                 del self._waiting[key]
                 continue
-            waiting.next_try = now + RETRY_SECONDS[waiting.tries]
-            waiting.tries += 1
+            met.next_try = now + RETRY_SECONDS[met.tries]
+            met.tries += 1
         self._asked = []
         self.ask()
 
-    def seconds_to_wait(self) -> float | None:
-        """Until somebody is to be asked for; None when nobody waits."""
-        if not self._waiting or self.worker.busy:
-            return None
-        return max(min(one.next_try for one in self._waiting.values()) - time.monotonic(), 0.0)
+    def seconds_to_wait(self) -> float:
+        """Until something is to be done, at most two seconds."""
+        times = [self._look_at]
+        if not self.worker.busy:
+            times += [met.next_try for met in self._waiting.values()]
+        return max(min(times) - time.monotonic(), 0.0)
 
-    def _decide(self, container: Container, located: Located) -> None:
-        decision = self.enforcer.container(container, located.groups)
-        if decision is not None and self._told.get(container.id) != decision.text:
-            self._told[container.id] = decision.text
-            self._tell(decision.text)
+    # ---------------------------------------------------------------- decisions
+
+    def _decide(self, container: Container, met: _Met) -> None:
+        met.confirmed = True
+        decision = self.enforcer.container(container, met.located.groups)
+        self._settle(met.located.groups)
+        self._tell_of(container.id, met, decision)
+
+    def _tell_of(self, key: str, met: _Met, decision: Decision | None) -> None:
+        text = "" if decision is None else decision.text
+        if text != met.told:
+            self._tell(text or f"no longer named by the policy: container {key[:12]}")
+            met.told = text
+
+    def _settle(self, groups: Iterable[GroupKey]) -> None:
+        """An earlier run's denials of these groups are confirmed by a decision, or end."""
+        mine = self._taken_over.intersection(groups)
+        if not mine:
+            return
+        self._taken_over -= mine
+        denied = {group for decision in self.decisions() for group in decision.groups}
+        for group in mine - denied:
+            self._probe.allow(group)
+            self._tell(f"an earlier run's denial ends: group {group.hierarchy}:{group.id}")
+
+    def _is_taken_over(self, met: _Met) -> bool:
+        return not self._taken_over.isdisjoint(met.located.groups)
 
     def reload(self, policy: Policy) -> None:
         """Takes another policy."""
         self.enforcer.reload(policy)
-
-    def gone(self, alive: Iterable[str]) -> None:
-        """Forgets containers that are no longer there; ``alive`` are the ids that are."""
-        there = set(alive)
-        for key in [key for key in self._told if key not in there]:
-            self._told.pop(key)
-            self._groups.pop(key, None)
-            self.enforcer.gone(key)
+        decisions = {decision.container.id: decision for decision in self.decisions()}
+        for key, met in self._met.items():
+            self._tell_of(key, met, decisions.get(key))
 
     def decisions(self) -> tuple[Decision, ...]:
         return self.enforcer.decisions()
+
+    # ---------------------------------------------------------------- time
+
+    def look(self) -> None:
+        """What is due: a late pin, containers that have ended, and who did not answer before."""
+        now = time.monotonic()
+        if self._pin_by is not None and (not self._waiting or now >= self._pin_by):
+            self._pin_late()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        keys = list(self._met)
+        at = self._next_looked_at if self._next_looked_at < len(keys) else 0
+        self._next_looked_at = at + LOOKED_AT_ONCE
+        self._forget_ended(keys[at : at + LOOKED_AT_ONCE])
+        if now >= self._again_at:
+            self._again_at = now + AGAIN_SECONDS
+            self._again()
+
+    def _forget_ended(self, keys: Sequence[str]) -> None:
+        alive = group_ids.existing(g for key in keys for g in self._met[key].located.groups)
+        for key in keys:
+            met = self._met[key]
+            groups = met.located.groups
+            left = tuple(group for group in groups if group in alive)
+            if groups and not left:
+                self._forget(key)
+            elif left != groups:
+                met.located = msgspec.structs.replace(met.located, groups=left)
+                self.enforcer.groups_gone(key, set(groups) - alive)
+
+    def _forget(self, key: str) -> None:
+        met = self._met.pop(key)
+        self._waiting.pop(key, None)
+        self.enforcer.gone(key)
+        self._settle(met.located.groups)
+
+    def _again(self) -> None:
+        """Half a minute later: those that no runtime knew, and denials whose owner is not known."""
+        unknown = (key for key, met in self._met.items() if not met.confirmed)
+        for key in list(islice((k for k in unknown if k not in self._waiting), ASKED_AT_ONCE)):
+            met = self._met[key] = self._met.pop(key)  # the others' turn is next time
+            met.tries, met.next_try = len(RETRY_SECONDS), 0.0
+            self._waiting[key] = met
+        self._settle(self._taken_over - group_ids.existing(self._taken_over))
+        groupless = [key for key, met in self._met.items() if not met.located.groups]
+        if groupless or self._taken_over:
+            there = self.existing()
+            for key in groupless:
+                if key not in there:
+                    self._forget(key)
+
+    # ---------------------------------------------------------------- findings
+
+    def findings(self, at_ns: int) -> list[Finding]:
+        """What was decided, and what is not as the policy asks."""
+        found = list(denial_findings.of_decisions(self.decisions()))
+        if self.turned_away and at_ns - self._turned_away_ns < TURNED_AWAY_STAYS_NS:
+            found.append(denial_findings.trouble("containers not asked for", [self._crowd()]))
+        if self._taken_over and not self._waiting:
+            groups = sorted(f"{group.hierarchy}:{group.id}" for group in self._taken_over)
+            lines = [f"group {one} is denied, whose it is not known" for one in groups]
+            found.append(denial_findings.trouble("denials of an earlier run", lines))
+        if self._pin_trouble:
+            found.append(denial_findings.trouble("pins", [self._pin_trouble]))
+        return found

@@ -27,6 +27,10 @@ class WatchOptions(Struct, frozen=True, kw_only=True):
     """Ways of seeing device opens that may be used; None: the best that loads."""
     metrics: str | None = None
     falco_listen: str | None = None
+    falco_token_file: str | None = None
+    """What holds the bearer token that a sender must know."""
+    falco_allow_remote: bool = False
+    """``falco_listen`` may be an address that other machines reach."""
     enforce: bool = False
     dry_run: bool = False
     pin: bool = False

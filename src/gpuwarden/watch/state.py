@@ -21,7 +21,8 @@ from gpuwarden.outputs.metrics_state import (
 )
 from gpuwarden.rules.registry import OPEN_RULES, RULES, TIME_RULES
 from gpuwarden.sinks.own_trouble import OWN_ADVISORIES
-from gpuwarden.watch.falco_watch import FALCO_ADVISORIES
+from gpuwarden.watch.denial_findings import DENYING_ADVISORIES
+from gpuwarden.watch.falco_unmatched import FALCO_ADVISORIES
 from gpuwarden.watch.own_sight import SIGHT_ADVISORIES
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ ALWAYS: tuple[Advisory, ...] = (
     *OWN_ADVISORIES,
     *SIGHT_ADVISORIES,
     *FALCO_ADVISORIES,
+    *DENYING_ADVISORIES,
 )
 """Advisories that no judgement lists, since nothing can keep them from being evaluated."""
 SEVERITIES: dict[str, Severity] = {

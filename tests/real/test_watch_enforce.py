@@ -1,0 +1,244 @@
+"""`gpuwarden watch --enforce` on real containers: whom it refuses, and until when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.probes import pinning
+from tests.support.containers import Podman, busybox_root, no_new_cgroups, podman, wait_until
+from tests.support.packages import require, require_root
+from tests.support.probes import ROOT, build, node, run
+from tests.support.watching import GPU, Watching, watching
+
+pytestmark = pytest.mark.real
+
+NAMED, OTHER = "localhost/gpuwarden-watch-named:1", "localhost/gpuwarden-watch-other:1"
+RULE = "container_denied"
+NAMES_IT = "enforce:\n- match: {image: localhost/gpuwarden-watch-named}\n  reason: no GPUs for it\n"
+NAMES_ANOTHER = "enforce:\n- match: {image: localhost/nobody}\n  reason: no GPUs for it\n"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    require_root()
+    build()
+    require("podman", "runc", "busybox-static", "gcc", "libc6-dev")
+    with no_new_cgroups():
+        scratch = tmp_path_factory.mktemp("e")
+        root = busybox_root(scratch / "root")
+        source = ROOT / "tests/support/openers.c"
+        run("gcc", "-O2", "-static", "-o", root / "bin/opener", source, check=True)
+        with podman(scratch / "podman") as made:
+            for image in (NAMED, OTHER):
+                made.import_image(root, image)
+            yield made
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return node(tmp_path_factory.mktemp("n") / "gpu", GPU)
+
+
+@pytest.fixture
+def start(engine: Podman, gpu: Path) -> Callable[..., str]:
+    def started(image: str, *options: str, script: str = "exec sleep 1000") -> str:
+        device = f"{gpu}:/dev/gpu:rwm"
+        return engine.start(image, "--device", device, *options, command=("sh", "-c", script))
+
+    return started
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.yaml"
+    path.write_text(NAMES_IT)
+    return path
+
+
+@pytest.fixture
+def pins() -> Iterator[None]:
+    """A BPF file system that the agent's own mount namespace shares; no pins before or after."""
+    was_there = pinning._is_bpf(pinning.FILE_SYSTEM)
+    if not was_there:
+        run("mount", "-t", "bpf", "bpf", pinning.FILE_SYSTEM, check=True)
+    try:
+        pinning.unpin()
+        yield
+    finally:
+        pinning.unpin()
+        if not was_there:
+            run("umount", pinning.FILE_SYSTEM, check=True)
+
+
+def opened(engine: Podman, identity: str, count: int = 1) -> int:
+    """How many of ``count`` opens in a container worked."""
+    return int(engine("exec", identity, "/bin/opener", "open", "/dev/gpu", str(count)))
+
+
+def findings_of(agent: Watching, identity: str) -> list[dict[str, Any]]:
+    found = agent.findings(RULE)
+    return [one for one in found if one["subject"]["name"] == f"container {identity}"]
+
+
+def wait_for(agent: Watching, identity: str, severity: str = "info") -> dict[str, Any]:
+    """The finding that a container is denied; its denial is in force by then."""
+    agent.wait(lambda: findings_of(agent, identity), f"the finding about {identity[:12]}")
+    found = findings_of(agent, identity)[-1]
+    assert found["severity"] == severity
+    return found
+
+
+def enforcing(directory: Path, policy: Path, *more: str) -> Any:
+    return watching(directory, "--enforce", "--policy", str(policy), *more)
+
+
+def kill(agent: Watching) -> None:
+    agent.process.send_signal(signal.SIGKILL)
+    agent.process.wait()
+
+
+def unpin() -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "watch", "--unpin"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    return done.stdout
+
+
+def test_the_named_are_refused_until_the_agent_is_killed(
+    engine: Podman, start: Callable[..., str], policy: Path, tmp_path: Path
+) -> None:
+    before, other = start(NAMED), start(OTHER)
+    assert opened(engine, before) == 1
+    with enforcing(tmp_path, policy) as agent:
+        found = wait_for(agent, before)
+        words = json.dumps(found["evidence"])
+        assert NAMED in words and "no GPUs for it" in words and "denied" in words
+        later = start(NAMED)
+        wait_for(agent, later)
+        assert [opened(engine, one, 5) for one in (before, later, other)] == [0, 0, 5]
+        assert before[:12] in agent.errors and other[:12] not in agent.errors
+        assert not findings_of(agent, other)
+
+        # A container that has ended is forgotten.
+        engine("rm", "--force", "--time", "0", later)
+        agent.wait(
+            lambda: findings_of(agent, later)[-1]["status"] == "resolved", "the end of its finding"
+        )
+        assert opened(engine, before) == 0
+        kill(agent)
+    assert opened(engine, before) == 1
+
+
+def test_another_policy_lifts_a_denial_without_a_restart(
+    engine: Podman, start: Callable[..., str], policy: Path, tmp_path: Path
+) -> None:
+    named = start(NAMED)
+    with enforcing(tmp_path, policy) as agent:
+        wait_for(agent, named)
+        assert opened(engine, named) == 0
+        policy.write_text(NAMES_ANOTHER)
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait(lambda: "the policy was read again" in agent.errors, "reading the policy")
+        assert opened(engine, named) == 1
+        assert f"no longer named by the policy: container {named[:12]}" in agent.errors
+        agent.wait(
+            lambda: findings_of(agent, named)[-1]["status"] == "resolved", "the end of its finding"
+        )
+        policy.write_text(NAMES_IT)
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait(lambda: findings_of(agent, named)[-1]["status"] == "opened", "denying again")
+        assert opened(engine, named) == 0
+
+
+@pytest.mark.usefixtures("pins")
+def test_a_dry_run_tells_refuses_nothing_and_pins_nothing(
+    engine: Podman, start: Callable[..., str], policy: Path, tmp_path: Path
+) -> None:
+    named = start(NAMED)
+    with enforcing(tmp_path, policy, "--dry-run", "--pin", "--events") as agent:
+        found = wait_for(agent, named)
+        assert "would deny" in json.dumps(found["evidence"])
+        assert opened(engine, named) == 1
+        agent.wait(
+            lambda: any(one["denial"] == "would deny" for one in agent.events()), "its event"
+        )
+        assert f"would deny: container {engine('inspect', '--format', '{{.Name}}', named)}" in (
+            agent.errors
+        )
+        assert pinning.pinned() is None
+
+
+@pytest.mark.usefixtures("pins")
+def test_a_pinned_denial_stays_is_taken_over_and_ends_on_demand(
+    engine: Podman, start: Callable[..., str], policy: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    script = (
+        "while ! [ -e /data/begin ]; do sleep 0.05; done;"
+        "while ! [ -e /data/end ]; do opener open /dev/gpu 20; sleep 0.01; done >> /data/opened;"
+        "echo >> /data/ended; exec sleep 1000"
+    )
+    named = start(NAMED, "--volume", f"{data}:/data", script=script)
+    with enforcing(tmp_path, policy, "--pin") as agent:
+        wait_for(agent, named)
+        kill(agent)
+    assert opened(engine, named) == 0
+
+    # It opens all the time while another agent takes over: none passes.
+    (data / "begin").touch()
+    wait_until((data / "opened").exists, "its opens")
+    with enforcing(tmp_path, policy, "--pin") as agent:
+        assert "denials of an earlier run are taken over" in agent.errors
+        agent.wait(
+            lambda: agent.errors.count(f"denied: container {name(engine, named)}") == 2,
+            "denying it again",
+        )
+        (data / "end").touch()
+        wait_until((data / "ended").exists, "the end of its opens")
+        told = (data / "opened").read_text().split()
+        assert len(told) > 10 and set(told) == {"0"}
+        # The pins are the agent's own maps: what changes now changes in them.
+        fresh = start(NAMED)
+        wait_for(agent, fresh)
+        kill(agent)
+    assert [opened(engine, one) for one in (named, fresh)] == [0, 0]
+    assert "link_device_access" in unpin()
+    assert [opened(engine, one) for one in (named, fresh)] == [1, 1]
+    assert unpin() == "nothing was pinned\n"
+
+
+@pytest.mark.usefixtures("pins")
+def test_what_the_next_policy_does_not_name_is_released(
+    engine: Podman, start: Callable[..., str], policy: Path, tmp_path: Path
+) -> None:
+    named = start(NAMED)
+    with enforcing(tmp_path, policy, "--pin") as agent:
+        wait_for(agent, named)
+        kill(agent)
+    assert opened(engine, named) == 0
+    policy.write_text(NAMES_ANOTHER)
+    with enforcing(tmp_path, policy, "--pin") as agent:
+        agent.wait(lambda: "an earlier run's denial ends" in agent.errors, "its release")
+        agent.wait(lambda: opened(engine, named) == 1, "opening again")
+        kill(agent)
+    assert opened(engine, named) == 1
+    there = pinning.pinned()
+    assert there is not None and there.denials == ()
+
+
+def name(engine: Podman, identity: str) -> str:
+    return engine("inspect", "--format", "{{.Name}}", identity)
