@@ -18,6 +18,7 @@ from gpuwarden.model import (
     SensorRun,
     Snapshot,
     SourceRun,
+    Usage,
     Workload,
 )
 from gpuwarden.pattern import pattern
@@ -74,6 +75,14 @@ class Node:
         found: dict[int, list[AccountedProcess]] = defaultdict(list)
         for entry in self.snapshot.accounted:
             found[entry.pid].append(entry)
+        return dict(found)
+
+    @cached_property
+    def usage_by_client(self) -> dict[tuple[str, int | None, int | None], list[Usage]]:
+        """By GPU, pid and start time in ticks; a GPU as a whole has neither."""
+        found: dict[tuple[str, int | None, int | None], list[Usage]] = defaultdict(list)
+        for usage in self.snapshot.usage:
+            found[(usage.gpu_id, usage.pid, usage.start_time_ticks)].append(usage)
         return dict(found)
 
     @cached_property

@@ -54,7 +54,7 @@ def _expected(node: Node, subject: Subject, ties: Sequence[Claim], signs: Signs)
                 claim.contact,
                 signs.evidence,
             )
-    if proven and signs.weight == "none":
+    if proven and not signs.accuse:
         claim = proven[0]
         given = ", ".join((claim.workload.gpus if claim.workload else ()) or ("none",))
         if not any(is_resolvable(node, c) for c in proven):
@@ -97,7 +97,7 @@ def _given_to(node: Node, gpu_id: str | None, claim: Claim) -> str:
 
 def _ended(process: Process, ties: Sequence[Claim], signs: Signs) -> Answer | None:
     claim = next((c for c in ties if c.ended), None)
-    if claim is None or signs.weight != "none":
+    if claim is None or signs.accuse:
         return None
     return Answer(
         "orphaned-job",
@@ -112,7 +112,7 @@ def _ended(process: Process, ties: Sequence[Claim], signs: Signs) -> Answer | No
 
 def _unanswered(ties: Sequence[Claim], signs: Signs) -> Answer | None:
     claim = next((c for c in ties if c.unanswered), None)
-    if claim is None or signs.weight != "none":
+    if claim is None or signs.accuse:
         return None
     return Answer(
         "unreadable",

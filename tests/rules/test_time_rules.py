@@ -90,11 +90,22 @@ def test_too_short_or_too_little_is_what_it_is_in_one_scan(
     assert {e.strength for e in row.evidence if e.kind == "behaviour"} == {"weak"}
 
 
-def test_with_another_kind_of_evidence_it_is_a_miner(node: NodeBuilder) -> None:
+def test_with_a_peer_like_a_pools_it_is_a_miner(node: NodeBuilder) -> None:
+    miner(node, argv=("./solve",))
+    node.process(11, exe="/usr/bin/socat")
+    node.connection(10, "127.0.0.1", 7273, peer_pid=11)
+    node.connection(11, "203.0.113.9", 3333)
+    assert judged(node).rows[0].verdict == "suspicious"
+    assert judged(node, usage=usage_of(node, 700, 99)).rows[0].verdict == "cryptominer"
+
+
+def test_a_simulation_that_cron_starts_is_looked_at_and_not_accused(node: NodeBuilder) -> None:
     miner(node, argv=("./solve",))
     node.autostart("cron", "/etc/cron.d/x", "* * * * * /home/alice/solve", user="alice")
     assert judged(node).rows[0].verdict == "suspicious"
-    assert judged(node, usage=usage_of(node, 700, 99)).rows[0].verdict == "cryptominer"
+    (row,) = judged(node, usage=usage_of(node, 700, 99)).rows
+    assert row.verdict == "suspicious"
+    assert "as honest work may be" in " ".join(row.path)
 
 
 def test_an_expected_process_may_compute_as_it_likes(node: NodeBuilder) -> None:

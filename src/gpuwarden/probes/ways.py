@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from gpuwarden.probes.events import Source
 
-_WITHOUT_ACCESS = "sees no access(2) and no open that permissions or a container's rules refuse"
+# No way sees an open that the node's own permissions refuse: the kernel asks those first.
+_WITHOUT_ACCESS = "sees no access(2) and no open that a container's device rules refuse"
 _CANNOT_DENY = "cannot deny"
 
 
@@ -21,7 +22,7 @@ class Way(Struct, frozen=True):
     can_deny: bool = False
     sees_mknod: bool = True
     sees_refused: bool = False
-    """Also opens that permissions, or the device rules of a container, refuse."""
+    """Also opens that the device rules of a container refuse."""
     gives_results: bool = False
     """Each event is of an open that has succeeded; return values need nothing more."""
 

@@ -36,10 +36,9 @@ def saturation(node: Node, client: GpuClient, thresholds: Thresholds) -> Saturat
         return None
     identity = (client.gpu_id, client.pid, process.start_time_ticks)
     found: Usage | None = None
-    for usage in node.snapshot.usage:
-        if (usage.gpu_id, usage.pid, usage.start_time_ticks) == identity and (
-            _is_saturated(usage, thresholds)
-            and (found is None or usage.covered_seconds > found.covered_seconds)
+    for usage in node.usage_by_client.get(identity, ()):
+        if _is_saturated(usage, thresholds) and (
+            found is None or usage.covered_seconds > found.covered_seconds
         ):
             found = usage
     if found is None:

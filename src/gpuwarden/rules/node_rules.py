@@ -168,6 +168,8 @@ def gpu_busy_without_process(node: Node, policy: Policy, rows: Sequence[Row]) ->
     for gpu in node.snapshot.gpus:
         if gpu.parent_id is not None or gpu.sm_percent is None or "processes" in gpu.unread:
             continue
+        if any(one.pid is None and one.gpu_id == gpu.id for one in node.snapshot.usage):
+            continue  # what was seen over time is judged by gpu_busy_without_process_sustained
         parts = {g.id for g in node.migs_by_parent.get(gpu.id, ())}
         if gpu.sm_percent >= policy.thresholds.suspicious_idle_sm_percent and not judged & {
             gpu.id,

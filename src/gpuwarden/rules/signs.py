@@ -17,6 +17,8 @@ Weight = Literal["cryptominer", "suspicious", "none"]
 
 DECIDING_KINDS = frozenset({"signature", "egress", "persistence", "hiding", "code"})
 """Kinds that say what a process is for; masquerade and behaviour only say that it is odd."""
+HONEST_PAIR = frozenset({"behaviour", "persistence"})
+"""A simulation that its owner starts from cron shows both."""
 
 
 class Signs(NamedTuple):
@@ -26,6 +28,12 @@ class Signs(NamedTuple):
     activity: str
     weight: Weight
     why: str
+
+    @property
+    def accuse(self) -> bool:
+        """Whether more than its load speaks against it: that alone accuses no claimed workload."""
+        strong = {e.kind for e in self.evidence if e.strength in ("strong", "complete")}
+        return self.weight != "none" and strong - {None} != {"behaviour"}
 
 
 def weigh(evidence: Iterable[Evidence], activity: str) -> tuple[Weight, str]:
@@ -43,6 +51,8 @@ def weigh(evidence: Iterable[Evidence], activity: str) -> tuple[Weight, str]:
     if "signature" in strong and len(strong | weak) > 1:
         others = sorted((strong | weak) - {"signature"})
         return "cryptominer", f"two independent kinds of evidence: signature and {others[0]}"
+    if strong == HONEST_PAIR:
+        return "suspicious", "it computes steadily and is started by itself, as honest work may be"
     if len(strong) > 1 and strong & DECIDING_KINDS:
         kinds = sorted(str(k) for k in strong)
         return "cryptominer", f"two independent kinds of evidence: {' and '.join(kinds[:2])}"

@@ -7,7 +7,7 @@ belongs here, may belong here, or has a finding that already says the same, is l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpuwarden.finding import Evidence, Row, Severity, Subject
 from gpuwarden.model import ExitedClient, Gpu, Process, Respawn, Usage
@@ -61,13 +61,6 @@ def _may_belong(node: Node, policy: Policy, process: Process) -> bool:
     )
 
 
-def _usage_of_processes(node: Node) -> Mapping[tuple[str, int | None, int | None], list[Usage]]:
-    found: dict[tuple[str, int | None, int | None], list[Usage]] = defaultdict(list)
-    for usage in node.snapshot.usage:
-        found[(usage.gpu_id, usage.pid, usage.start_time_ticks)].append(usage)
-    return found
-
-
 def gpu_compute_sustained_small_memory(
     node: Node, policy: Policy, rows: Sequence[Row]
 ) -> Iterator[Hit]:
@@ -117,7 +110,7 @@ def _join(node: Node, hits: dict[int, Hit], row: Row, process: Process, text: st
 
 def gpu_bursts_on_idle_node(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """Bursts of a process that nobody expects, or only while nobody is logged in."""
-    by_process = _usage_of_processes(node)
+    by_process = node.usage_by_client
     hits: dict[int, Hit] = {}
     for row, process in _unsettled(node, policy, rows):
         if row.gpu_id is None or row.verdict == "rogue-container":

@@ -14,6 +14,7 @@ from gpuwarden.judge import judge
 from gpuwarden.model import (
     Container,
     DeviceNode,
+    DeviceOpen,
     ExitedClient,
     Fact,
     Respawn,
@@ -36,6 +37,8 @@ class Memory(Fact, frozen=True, kw_only=True):
     usage: tuple[Usage, ...] = ()
     exited: tuple[ExitedClient, ...] = ()
     respawns: tuple[Respawn, ...] = ()
+    opens: tuple[DeviceOpen, ...] = ()
+    """Of the last while: short processes that no sample showed."""
 
 
 class Kin(Fact, frozen=True, kw_only=True):
@@ -104,6 +107,7 @@ class Judgement:
             usage=memory.usage,
             exited=memory.exited,
             respawns=memory.respawns,
+            opens=memory.opens,
         )
         report = judge(snapshot, self._policy, self._policy_path, (*RULES, *TIME_RULES))
         return _encoder.encode(

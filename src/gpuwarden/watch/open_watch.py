@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -57,6 +57,7 @@ HOW, DENIAL = (
 )
 """Where these stand among the fields of a record that is only looked at."""
 QUEUE_LIMIT = 1 << 16
+PAST_LIMIT = 256
 FIRST_STATES = ("attempted", "opened", "denied")
 FORGOTTEN_NS = 5 * 10**9
 """How long the entries of a process that has ended are kept for events that come late."""
@@ -133,6 +134,7 @@ class OpenWatch:
         self._tools_told: dict[Key, int] = {}
         self._has_asked = False
         self._ended: deque[tuple[int, Key]] = deque()
+        self._past: deque[DeviceOpen] = deque(maxlen=PAST_LIMIT)
         self._untold: deque[tuple[float, EntryKey, OpenEvent]] = deque()
 
     # ---------------------------------------------------------------- events
@@ -275,10 +277,14 @@ class OpenWatch:
         present = [entry for entry in entries if entry is not None and not entry.at_start]
         runs = tuple(self._tool_runs.get(key, {}).values())
         programs = _by_program(present)
+        tool = self._tool_identity.get(key)
+        opened = any(one.event.how not in OF_THE_MOMENT for one in present)
+        known = {who.exe_inode for who, _ in programs}
+        if tool is not None and not opened and tool.process.exe_inode not in known:
+            # It has opened nothing as the tool; what it did before was another program's.
+            programs.append((tool.process, []))
         if not programs:
-            if key not in self._tool_identity:
-                return []
-            programs = [(self._tool_identity[key].process, [])]
+            return []
         now, at_ns = time.monotonic(), time.time_ns()
         findings: dict[str, Finding] = {}
         unsure = False
@@ -493,7 +499,19 @@ class OpenWatch:
 
     def forget(self, pid: int, start_time_ns: int) -> list[EntryKey]:
         """The keys of a process that has ended; they are not remembered any longer."""
+        self._past.extend(self._opened_by(self.book.keys_of(pid, start_time_ns)))
         return self.book.forget(pid, start_time_ns)
+
+    def _opened_by(self, keys: Iterable[EntryKey]) -> Iterator[DeviceOpen]:
+        names = device_names(self.surroundings.device_nodes)
+        for key in sorted(keys):
+            entry = self.book.entry(key)
+            if entry is not None and entry.event.state == "opened":
+                yield fact(entry, self.majors, names)
+
+    def recent(self) -> tuple[DeviceOpen, ...]:
+        """Devices that were opened, by processes that are there and by the last that ended."""
+        return (*self._past, *self._opened_by(list(self.book.entries())[-PAST_LIMIT:]))
 
     def container_of(self, process: Process) -> Container | None:
         """Its container as far as it is known."""
