@@ -598,7 +598,7 @@ STEPS = st.one_of(
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.lists(STEPS, max_size=40))
+@given(st.lists(STEPS, min_size=12, max_size=40))
 def test_the_occurrences_that_are_told_add_up_to_the_opens_there_were(steps: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         watching = Watching(
