@@ -22,12 +22,12 @@ from gpuwarden.finding import Finding
 from gpuwarden.host import Host
 from gpuwarden.model import Container
 from gpuwarden.policy import Policy
-from gpuwarden.probes import pinning
 from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.events import GroupEvent
 from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.watch import denial_findings, doorman, group_ids
+from gpuwarden.watch.pins import Pins
 from gpuwarden.watch.workers import Worker
 
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -38,8 +38,6 @@ LOOK_SECONDS = 2.0
 LOOKED_AT_ONCE = 256
 """Containers whose groups are looked for at a time: all of them in about half a minute."""
 AGAIN_SECONDS = 30.0
-PIN_SECONDS = 15.0
-"""How long denials that could not be taken over wait for the runtimes' answers."""
 TURNED_AWAY_STAYS_NS = 3600 * 10**9
 TELL_SECONDS = 60.0
 
@@ -51,6 +49,8 @@ class _Met(Struct):
     tries: int = 0
     next_try: float = 0.0
     confirmed: bool = False
+    claim: Container | None = None
+    """What only a user's own runtime says of it: shown once nobody better has answered."""
     told: str = ""
 
 
@@ -79,93 +79,32 @@ class Denying:
         """Containers that were not asked for, since too many others were."""
         self._host = host
         self._probe = probe
-        self._dry_run = dry_run
         self._tell = tell
         self._met: dict[str, _Met] = {}
         self._waiting: dict[str, _Met] = {}
         """Those of ``_met`` that are to be asked for, the oldest first."""
         self._asked: list[str] = []
-        self._taken_over: set[GroupKey] = set()
-        """Denied by an earlier run whose pins these replace; whose they are is not known yet."""
-        self._pin_by: float | None = None
-        self._pin_trouble = ""
+        self._pins = Pins(probe, tell, dry_run=dry_run)
+        self._taken_over = self._pins.taken_over
         self._turned_away_ns = 0
         self._turned_away_told = float("-inf")
         self._look_at = time.monotonic() + LOOK_SECONDS
         self._again_at = time.monotonic() + AGAIN_SECONDS
         self._next_looked_at = 0
 
-    # ---------------------------------------------------------------- the start, pins
+    # ---------------------------------------------------------------- who is met
 
     def begin(self, *, pin: bool) -> None:
         """Takes over what an earlier run pinned, then the containers that run already.
 
-        With ``pin`` denials outlive this process; a dry run pins nothing and replaces no pin.
-        Errors: UsageError when it cannot be pinned.
+        With ``pin`` denials outlive this process. Errors: UsageError when that cannot be had.
         """
         try:
-            self._begin(pin=pin)
+            self._pins.take_over(pin=pin)
+            self.existing()
+            self._pins.begin()
         except GpuwardenError as error:
             raise UsageError(f"--pin: {error}", remedy=error.remedy) from error
-
-    def _begin(self, *, pin: bool) -> None:
-        older = None
-        try:
-            older = pinning.pinned()
-        except GpuwardenError:
-            if pin and not self._dry_run:
-                raise
-        if pin and self._dry_run:
-            self._tell("a dry run pins nothing")
-            pin = False
-        if older is not None and not pin:
-            self._tell("what an earlier run pinned stays denied: gpuwarden watch --unpin ends it")
-        complete = older is None or (pin and self._take_over(older))
-        self.existing()
-        if not pin:
-            return
-        if complete:
-            self._pin()
-        else:
-            # Replaced only when its denials are ours: until then the older pin stands.
-            self._pin_by = time.monotonic() + PIN_SECONDS
-
-    def _take_over(self, older: pinning.Pinned) -> bool:
-        """Whether everything is denied now that the older pin denies."""
-        if older.unread:
-            self._tell(f"the pinned denials of an earlier run cannot be read: {older.unread}")
-            return False
-        failed = False
-        for denial in older.denials:
-            if denial.dry_run:
-                continue
-            try:
-                self._probe.deny_group(denial.group)
-            except (GpuwardenError, OSError) as error:
-                self._tell(f"a pinned denial of an earlier run is not taken over: {error}")
-                failed = True
-                continue
-            self._taken_over.add(denial.group)
-        if self._taken_over:
-            self._tell(f"{len(self._taken_over)} pinned denials of an earlier run are taken over")
-        return not failed
-
-    def _pin(self) -> None:
-        self._pin_by = None
-        self._probe.pin()
-        self._tell(
-            f"denials are pinned in {pinning.DIRECTORY} and outlive gpuwarden: "
-            "gpuwarden watch --unpin ends them"
-        )
-
-    def _pin_late(self) -> None:
-        try:
-            self._pin()
-        except GpuwardenError as error:
-            self._pin_trouble = f"denials are not pinned: {error}"
-            self._tell(self._pin_trouble)
-
-    # ---------------------------------------------------------------- who is met
 
     def existing(self) -> set[str]:
         """Takes the containers that run already, by the groups of every process; their ids."""
@@ -272,15 +211,21 @@ class Denying:
         now = time.monotonic()
         for container in doorman.decode(body):
             met = self._waiting.get(container.id)
-            if met is not None and container.confirmed:
+            if met is None:
+                continue
+            if container.confirmed:
                 del self._waiting[container.id]
                 self._decide(container, met)
+            else:
+                met.claim = container
         for key in self._asked:
             met = self._waiting.get(key)
             if met is None:
                 continue
             if met.tries >= len(RETRY_SECONDS):
                 del self._waiting[key]
+                if met.claim is not None:
+                    self._decide(met.claim, met)
                 continue
             met.next_try = now + RETRY_SECONDS[met.tries]
             met.tries += 1
@@ -297,9 +242,10 @@ class Denying:
     # ---------------------------------------------------------------- decisions
 
     def _decide(self, container: Container, met: _Met) -> None:
-        met.confirmed = True
         decision = self.enforcer.container(container, met.located.groups)
-        self._settle(met.located.groups)
+        if container.confirmed:
+            met.confirmed, met.claim = True, None
+            self._settle(met.located.groups)
         self._tell_of(container.id, met, decision)
 
     def _tell_of(self, key: str, met: _Met, decision: Decision | None) -> None:
@@ -337,8 +283,7 @@ class Denying:
     def look(self) -> None:
         """What is due: a late pin, containers that have ended, and who did not answer before."""
         now = time.monotonic()
-        if self._pin_by is not None and (not self._waiting or now >= self._pin_by):
-            self._pin_late()
+        self._pins.later(settled=not self._waiting)
         if now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
@@ -394,6 +339,6 @@ class Denying:
             groups = sorted(f"{group.hierarchy}:{group.id}" for group in self._taken_over)
             lines = [f"group {one} is denied, whose it is not known" for one in groups]
             found.append(denial_findings.trouble("denials of an earlier run", lines))
-        if self._pin_trouble:
-            found.append(denial_findings.trouble("pins", [self._pin_trouble]))
+        if self._pins.trouble:
+            found.append(denial_findings.trouble("pins", [self._pins.trouble]))
         return found
