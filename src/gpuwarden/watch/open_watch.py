@@ -298,8 +298,8 @@ class OpenWatch:
                 snapshot = self._snapshot(process, lineage, of_program, tools, at_ns)
                 found = findings_of(snapshot, self.policy, self.policy_path)
                 for one in found:
-                    known = findings.get(one.id)
-                    if known is None or _graver(one, known):
+                    before = findings.get(one.id)
+                    if before is None or _graver(one, before):
                         findings[one.id] = one
                 # Confirm before you accuse: its job or pod may be newer than what we know.
                 unknown |= bool(found) and sources_are_stale(process, self.surroundings)

@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 HELD_SECONDS = 2.0
-RETRY_SECONDS = 0.25
+RETRY_SECONDS = 0.05
+RETRY_LIMIT_SECONDS = 0.4
+"""A runtime may come to know a container a moment late, and forget it a moment later: asked soon,
+then twice as long each time."""
 LATE_SECONDS = 2.0
 """Until a process that was judged without is asked about again; twice as long each time."""
 LATE_LIMIT_SECONDS = 64.0
@@ -24,7 +27,8 @@ class _Held(Struct):
     since: float
     next_try: float
     asked: bool = False
-    """Whether an answer came since it waits."""
+    """Whether an answer came since it was asked about."""
+    pause: float = RETRY_SECONDS
 
 
 class _Late(Struct):
@@ -59,7 +63,8 @@ class Waiting:
             self._held[key] = _Held(now, now)
             return True
         if one.asked:
-            one.asked, one.next_try = False, now + RETRY_SECONDS
+            one.asked, one.next_try = False, now + one.pause
+            one.pause = min(one.pause * 2, RETRY_LIMIT_SECONDS)
         return False
 
     def later(self, key: Key, now: float) -> None:
@@ -109,7 +114,7 @@ class Waiting:
         for key in keys:
             one = self._held.get(key) or self._late.get(key)
             if one is not None:
-                one.next_try = now + RETRY_SECONDS
+                one.next_try = now + RETRY_LIMIT_SECONDS
 
     def answered(self) -> list[Key]:
         """Those whose answer came, or failed to."""
