@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,15 +13,25 @@ from typing import Any
 
 import pytest
 
-from tests.support.containers import Podman, bare_runc, busybox_root, no_new_cgroups, podman
+from tests.support.containers import (
+    Podman,
+    bare_runc,
+    busybox_root,
+    dockerd,
+    no_new_cgroups,
+    podman,
+    root_archive,
+    run,
+)
 from tests.support.packages import require, require_root
-from tests.support.probes import build, node
+from tests.support.probes import ROOT, build, node
 from tests.support.watching import GPU, Watching, watching
 
 pytestmark = pytest.mark.real
 
 IMAGE = "localhost/gpuwarden-test:1"
 EXCEPTED = "localhost/gpuwarden-excepted:1"
+OPENERS_SOURCE = ROOT / "tests/support/openers.c"
 RULE = "container_opens_accelerator"
 BOUND_SECONDS = 15.0
 """Far above the second that it takes: machines for tests are busy."""
@@ -45,9 +56,8 @@ def root(scratch: Path) -> Path:
     directory = busybox_root(scratch / "root")
     for name in ("mknod", "mkdir", "chmod"):
         (directory / "bin" / name).symlink_to("busybox")
-    tool = directory / "bin/nvidia-smi"
-    tool.write_bytes((directory / "bin/busybox").read_bytes())
-    tool.chmod(0o755)
+    # Opens what it is told to, under a management tool's name.
+    run("gcc", "-O2", "-static", "-o", str(directory / "bin/nvidia-smi"), str(OPENERS_SOURCE))
     return directory
 
 
@@ -190,7 +200,6 @@ def test_the_hosts_devices_mounted_elsewhere_in_a_privileged_container(
     name = engine("inspect", "--format", "{{.Name}}", identity)
     tells_of(finding, "/hostdev/nvidia0 (203:0)", "it is privileged", name)
     agent.wait(lambda: any(e["state"] == "opened" for e in agent.events(pid)), "the open's end")
-    print(finding["severity"], words(finding))
     tells_of(told(pid, "accelerator_opened_by_other_name"), name)
 
 
@@ -237,21 +246,30 @@ def test_an_excepted_image_is_told_by_nobody(
 
 @pytest.mark.parametrize("opens", [True, False])
 def test_a_management_tool_in_a_container_is_told(
-    agent: Watching, engine: Podman, gpu: Path, told: Told, opens: bool
+    agent: Watching, engine: Podman, gpu: Path, opens: bool
 ) -> None:
     rule = "gpu_tool_in_container"
-    argument = "/dev/nvidia0" if opens else "/etc/hostname"
-    # A shell under the tool's name, which reads that file.
-    command = ("sh", "-c", f"exec 3<{argument}; exec nvidia-smi; ")
     identity = engine.start(
         IMAGE, "--device", f"{gpu}:/dev/nvidia0", "--entrypoint", "/bin/nvidia-smi",
-        command=("--help",) if not opens else command,
+        command=("open", "/dev/nvidia0" if opens else "/etc/nothing", "3"),
     )  # fmt: skip
     name = engine("inspect", "--format", "{{.Name}}", identity)
     agent.wait(lambda: [f for f in agent.findings(rule) if name in words(f)], "the finding")
     finding = next(f for f in agent.findings(rule) if name in words(f))
     assert finding["severity"] == "warning"
-    tells_of(finding, "nvidia-smi", IMAGE)
+    tells_of(finding, "runs nvidia-smi", IMAGE, "binary /bin/nvidia-smi")
+    pid = finding["subject"]["pid"]
+    if opens:
+        event = opens_of(agent, pid)[0]
+        assert event["process"]["argv"][0].endswith("nvidia-smi")
+        agent.wait(lambda: agent.findings(RULE, pid), "its opens")
+    else:
+        # One that comes later is told: then this one's would have been.
+        other = engine.start(
+            IMAGE, "--device", f"{gpu}:/dev/nvidia0", command=holding("/dev/nvidia0")
+        )
+        agent.wait(lambda: agent.findings(RULE, engine.pid(other)), "another's open")
+        assert agent.findings(RULE, pid) == []
 
 
 def test_a_container_that_ends_at_once_is_told_by_name_or_as_unknown(
@@ -335,3 +353,32 @@ def test_a_hundred_opens_and_a_restart_are_one_finding(
         agent.wait(others, "the finding of another process")
         assert len({f["id"] for f in agent.findings(RULE, pid)}) == 1
         assert [f["status"] for f in agent.findings(RULE, pid)].count("opened") == 1
+
+
+def test_a_container_of_docker_is_told_with_its_labels(
+    scratch: Path, root: Path, gpu: Path, record_property: Callable[[str, object], None]
+) -> None:
+    require("docker.io")
+    if shutil.which("docker") is None:
+        # Debian 13 has the client in a package of its own.
+        require("docker-cli")
+    # This machine's /proc, with only the socket that this test puts under it.
+    machine = scratch / "host"
+    (machine / "var").mkdir(parents=True)
+    (machine / "var/run").symlink_to("../run")
+    (machine / "proc").symlink_to("/proc")
+    with (
+        dockerd(scratch / "docker", machine / "run/docker.sock") as engine,
+        watching(machine, "--events", "--root", str(machine)) as agent,
+    ):
+        engine("import", str(root_archive(root, scratch / "docker/root.tar")), IMAGE)
+        identity = engine(
+            "run", "--detach", "--network", "none", "--device", f"{gpu}:/dev/nvidia0",
+            "--label", "team=vision", IMAGE, *holding("/dev/nvidia0"),
+        ).splitlines()[-1]  # fmt: skip
+        pid = int(engine("inspect", "--format", "{{.State.Pid}}", identity))
+        finding = Told(agent, record_property)(pid)
+        assert finding["severity"] == "warning"
+        tells_of(finding, f"image {IMAGE}", "team=vision", "digest sha256:")
+        container = opens_of(agent, pid)[0]["container"]
+        assert (container["runtime"], container["id"]) == ("docker", identity)

@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Cluster:
         self.kubelet = kubelet
         self.gpu = gpu
         self.agent: Watching
+        self.arguments: tuple[str, ...] = ()
 
     def give(self, *pods: str) -> None:
         """The kubelet gives the GPU to these pods, and to no others."""
@@ -86,6 +87,16 @@ class Cluster:
         return wanted()[-1]
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Keeps a process from running."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     require_root()
@@ -112,9 +123,8 @@ def cluster() -> Iterator[Cluster]:
         nvml.gpu(uuid=UUID, minor=0, total=80 << 30, used=1 << 30)
         library = stack.enter_context(nvml.in_place())
         (scratch / "state").mkdir()
-        cluster.agent = stack.enter_context(
-            watching(scratch, "--events", "--root", str(machine), "--nvml-library", library)
-        )
+        cluster.arguments = ("--events", "--root", str(machine), "--nvml-library", library)
+        cluster.agent = stack.enter_context(watching(scratch, *cluster.arguments))
         yield cluster
 
 
@@ -154,25 +164,60 @@ def test_a_pod_that_was_given_the_gpu_is_no_finding(cluster: Cluster) -> None:
 
 
 def test_a_runtime_that_does_not_answer_is_told_as_unknown_and_again_when_it_does(
-    cluster: Cluster, record_property: Callable[[str, object], None]
+    cluster: Cluster, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     cluster.give()
     script = "while [ ! -e /go/on ]; do sleep 0.05; done; exec 3</dev/nvidia0; exec sleep 1000"
     go = cluster.gpu.parent.parent / "go"
     go.mkdir()
     pod = cluster.start("hung", command=("/bin/sh", "-c", script), mounts=[(str(go), "/go")])
-    os.kill(cluster.engine.pid, signal.SIGSTOP)
-    try:
-        (go / "on").touch()
-        finding = cluster.told(pod)
-        seconds = time.time() - finding["since_ns"] / 1e9
-        record_property("seconds until unknown", round(seconds, 3))
-        print(f"unknown: {seconds:.3f} s after the open")
-        assert finding["severity"] in ("warning", "error")
-        container = cluster.wait_for_open(pod)["container"]
-        assert (container["state"], container["id"]) == ("unknown", pod.container_id)
-    finally:
-        os.kill(cluster.engine.pid, signal.SIGCONT)
-    again = cluster.told(pod, "critical")
-    assert again["id"] == finding["id"]
-    assert "pod team-a/hung" in json.dumps(again["evidence"])
+    # An agent of its own: the other one asked about the pod when its runtime made its nodes.
+    with watching(tmp_path, *cluster.arguments) as agent:
+        with stopped(cluster.engine.pid):
+            (go / "on").touch()
+            agent.wait(lambda: agent.findings(RULE, pod.pid), "the finding")
+            finding = agent.findings(RULE, pod.pid)[0]
+            seconds = time.time() - finding["since_ns"] / 1e9
+            record_property("seconds until unknown", round(seconds, 3))
+            print(f"unknown: {seconds:.3f} s after the open")
+            assert finding["severity"] in ("warning", "error")
+            agent.wait(lambda: agent.events(pod.pid), "the event")
+            container = agent.events(pod.pid)[0]["container"]
+            assert (container["state"], container["id"]) == ("unknown", pod.container_id)
+
+        def graver() -> list[dict[str, Any]]:
+            return [f for f in agent.findings(RULE, pod.pid) if f["severity"] == "critical"]
+
+        agent.wait(graver, "what the runtime then says")
+        assert graver()[0]["id"] == finding["id"]
+        assert "pod team-a/hung" in json.dumps(graver()[0]["evidence"])
+
+
+def test_the_hosts_devices_in_a_privileged_pod_are_critical(cluster: Cluster) -> None:
+    pod = cluster.start(
+        "privileged",
+        devices=(),
+        privileged=True,
+        mounts=[(str(cluster.gpu.parent), "/hostdev")],
+        command=("/bin/sh", "-c", "exec 3</hostdev/nvidia0; exec sleep 1000"),
+    )
+    text = json.dumps(cluster.told(pod, "critical")["evidence"])
+    assert "/hostdev/nvidia0 (203:0)" in text
+    assert "it is privileged" in text
+    cluster.agent.wait(
+        lambda: cluster.agent.findings("accelerator_opened_by_other_name", pod.pid), "its name"
+    )
+
+
+def test_a_node_made_in_a_pod_and_refused_is_a_warning(cluster: Cluster) -> None:
+    script = f"busybox mknod /tmp/x c {GPU[0]} {GPU[1]}; cat /tmp/x; exec sleep 1000"
+    pod = cluster.start("maker", devices=(), command=("/bin/sh", "-c", script))
+
+    def of_pod(rule: str) -> list[dict[str, Any]]:
+        told = cluster.agent.findings(rule)
+        return [one for one in told if "team-a/maker" in json.dumps(one["evidence"])]
+
+    cluster.agent.wait(lambda: of_pod(RULE), "the refused open")
+    cluster.agent.wait(lambda: of_pod("accelerator_node_made"), "the node")
+    assert {one["severity"] for one in of_pod(RULE)} == {"warning"}
+    assert cluster.opens(pod) == []
