@@ -6,19 +6,27 @@ import pytest
 
 from gpuwarden import history
 from gpuwarden.errors import UsageError
+from gpuwarden.history import Asked
 from gpuwarden.model import AccountedProcess
 from gpuwarden.policy import Policy
 from tests.support.nodes import SECOND_NS, TAKEN_AT_NS, NodeBuilder, gpu_id
 
+RECORDING = "node.json"
+"""Of another machine, perhaps: this one's memory has nothing to say of it."""
+
+
+def lines_of(node: NodeBuilder, asked: Asked) -> tuple[list[str], bool]:
+    told = history.tell(node.snapshot(), Policy(), asked)
+    assert told.complaint == ""
+    return told.text.splitlines(), told.found
+
 
 def of_pid(node: NodeBuilder, pid: int) -> tuple[list[str], bool]:
-    text, found = history.tell(node.snapshot(), Policy(), pid=pid, gpu=None)
-    return text.splitlines(), found
+    return lines_of(node, Asked(pid=pid, recording=RECORDING))
 
 
 def of_gpu(node: NodeBuilder, gpu: str) -> tuple[list[str], bool]:
-    text, found = history.tell(node.snapshot(), Policy(), pid=None, gpu=gpu)
-    return text.splitlines(), found
+    return lines_of(node, Asked(gpu=gpu, recording=RECORDING))
 
 
 def test_a_process_tells_its_start_its_parents_its_job_and_its_faults_in_order(

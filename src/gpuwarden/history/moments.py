@@ -1,20 +1,31 @@
-"""Since when: what one snapshot knows of a process's or a GPU's past."""
+"""Since when: the moments of the past that one snapshot knows of a process or a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from gpuwarden.errors import UsageError
-from gpuwarden.judge import judge_rows
-from gpuwarden.model import AccountedProcess, Gpu, Process, Snapshot
+from gpuwarden.model import AccountedProcess, Fact, Gpu, Process
 from gpuwarden.node import Node
-from gpuwarden.outputs.words import age, escape, memory, moment
-from gpuwarden.policy import Policy
+from gpuwarden.outputs.words import memory
 
-Moment = tuple[int | None, str]
+Dated = tuple[int | None, str]
 
 
-def _process_moments(node: Node, process: Process) -> Iterator[Moment]:
+class Moment(Fact, frozen=True, kw_only=True, omit_defaults=False):
+    """Something that happened; ``at_ns`` is None when it is not known when."""
+
+    at_ns: int | None
+    text: str
+
+
+def in_order(moments: Iterable[Dated]) -> tuple[Moment, ...]:
+    """Oldest first, those of an unknown time last."""
+    ordered = sorted(moments, key=lambda m: (m[0] is None, m[0] or 0))
+    return tuple(Moment(at_ns=at_ns, text=text) for at_ns, text in ordered)
+
+
+def of_process(node: Node, process: Process) -> Iterator[Dated]:
+    """Its forebears, its container, its job, the driver's accounting and faults."""
     for ancestor in reversed(list(node.ancestors(process.pid))):
         name = ancestor.exe.path if ancestor.exe else ancestor.comm
         yield ancestor.started_at_ns, f"ancestor pid {ancestor.pid} started: {name}"
@@ -37,7 +48,7 @@ def _process_moments(node: Node, process: Process) -> Iterator[Moment]:
             yield event.at_ns, f"Xid {event.code} named this pid: {event.message[:100]}"
 
 
-def _accounted(node: Node, entry: AccountedProcess) -> Iterator[Moment]:
+def _accounted(node: Node, entry: AccountedProcess) -> Iterator[Dated]:
     busy = f", busy {entry.busy_ms / 1000:.0f} s" if entry.busy_ms is not None else ""
     peak = f", at most {memory(entry.memory_max_bytes)}" if entry.memory_max_bytes else ""
     state = {True: "running", False: "ended", None: "state unknown"}[entry.running]
@@ -48,7 +59,8 @@ def _accounted(node: Node, entry: AccountedProcess) -> Iterator[Moment]:
     )
 
 
-def _gpu_moments(node: Node, gpu: Gpu) -> Iterator[Moment]:
+def of_gpu(node: Node, gpu: Gpu) -> Iterator[Dated]:
+    """Who used it, as far as the driver kept account, who is on it, and its faults."""
     for entry in node.snapshot.accounted:
         if entry.gpu_id == gpu.id:
             yield from _accounted(node, entry)
@@ -62,46 +74,3 @@ def _gpu_moments(node: Node, gpu: Gpu) -> Iterator[Moment]:
     for event in node.snapshot.xids:
         if event.pci_address is not None and event.pci_address == gpu.pci_address:
             yield event.at_ns, f"Xid {event.code}: {event.message[:100]}"
-
-
-def _find_gpu(node: Node, wanted: str) -> Gpu:
-    for gpu in node.snapshot.gpus:
-        if wanted in (gpu.id, gpu.uuid, node.gpu_label(gpu.id), gpu.pci_address):
-            return gpu
-    known = ", ".join(node.gpu_label(g.id) for g in node.snapshot.gpus) or "none"
-    raise UsageError(f"history: no GPU is called '{wanted}'; there are: {known}")
-
-
-def tell(
-    snapshot: Snapshot, policy: Policy, *, pid: int | None, gpu: str | None
-) -> tuple[str, bool]:
-    """A timeline as text, and whether anything was found. Errors: UsageError for an unknown GPU."""
-    node = Node(snapshot)
-    rows = judge_rows(node, policy)
-    lines: list[str] = []
-    if pid is not None:
-        process = node.processes.get(pid)
-        mine = [row for row in rows if row.pid == pid]
-        if process is None and not mine:
-            return (
-                f"pid {pid}: not on a GPU in this snapshot, and nothing of it is recorded\n",
-                False,
-            )
-        moments = list(_process_moments(node, process)) if process else []
-        if process is not None and process.started_at_ns is not None:
-            since = age(process.started_at_ns, snapshot.taken_at_ns)
-            lines.append(f"pid {pid}: since {moment(process.started_at_ns)}, {since} ago")
-        else:
-            lines.append(f"pid {pid}: since when is not known")
-    else:
-        found = _find_gpu(node, gpu or "")
-        moments = list(_gpu_moments(node, found))
-        mine = [row for row in rows if row.gpu_id == found.id]
-        lines.append(escape(f"GPU {node.gpu_label(found.id)}: {found.name or 'unnamed'}"))
-    lines += [escape(f"  on GPU {row.gpu}: pid {row.pid or '-'}, {row.verdict}") for row in mine]
-    moments.sort(key=lambda m: (m[0] is None, m[0] or 0))
-    lines += [f"  {moment(at_ns):<20}  {escape(text)}" for at_ns, text in moments]
-    if not snapshot.accounted:
-        lines.append("  The driver's accounting is off: what ended before this scan is not known.")
-    lines.append(f"  {moment(snapshot.taken_at_ns):<20}  this snapshot")
-    return "\n".join(lines) + "\n", bool(moments or mine)
