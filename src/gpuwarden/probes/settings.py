@@ -20,7 +20,7 @@ class Settings(Struct, frozen=True):
     """Also of processes that never had a watched device."""
     groups: bool = False
     """Also of each control group that is made."""
-    ring_bytes: int = 8 << 20
+    ring_bytes: int = 16 << 20
     """A power of two."""
 
 

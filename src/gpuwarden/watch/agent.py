@@ -29,7 +29,6 @@ from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.nvml.sampler import Sampler
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.process.executables import read_namespace
-from gpuwarden.sinks.own_trouble import OWN_RULES
 from gpuwarden.watch import doorman, examiner, judgement
 from gpuwarden.watch.denial_findings import DENYING_RULES
 from gpuwarden.watch.denying import Denying
@@ -49,7 +48,9 @@ from gpuwarden.watch.workers import Worker
 BUDGET_SECONDS = 0.02
 """Judged at a stretch before the ring is emptied again."""
 STDOUT = 1
-TRIM_ROUNDS = 10
+PRIORITY = -10
+SWITCH_SECONDS = 0.0005
+"""A thread that renders metrics must not keep an event waiting."""
 USAGE_ROUNDS = 120
 USAGE_FILE = "usage.msgpack"
 FOR_EVER = float("inf")
@@ -85,6 +86,7 @@ class Agent:
         self._reload_wanted = False
         self._begun = time.monotonic()
         self._rounds = 0
+        self._follow_up = False
         self._usage_path: str | None = None
 
     @property
@@ -110,6 +112,10 @@ class Agent:
                 self._enforce()
             self.telling.start(stack)
             self._listen(stack)
+            # A crowd of processes must not keep it from the ring; children stay as they are.
+            sys.setswitchinterval(SWITCH_SECONDS)
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
             self._signals(stack)
             ready(str(self.choice))
             self._loop(stack)
@@ -177,11 +183,11 @@ class Agent:
             policy_path=self.options.policy_path,
             majors=self.devices.majors,
             worker=self._workers["examiner"],
-            observe=lambda findings: self.telling.observe(findings, frozenset()),
+            observe=self.telling.opens,
             tell=self._tell if self.options.events else None,
             return_values=self.options.return_values,
         )
-        self.watch.resume(self.telling.life.open.values(), time.time_ns())
+        self.watch.resume(self.telling.view.findings, time.time_ns())
         self.devices.attend(self.watch, self.judging.changed, self._process_ended)
 
     def _process_ended(self, pid: int) -> None:
@@ -267,6 +273,9 @@ class Agent:
                 self._ours.recv(4096)
             if self._reload_wanted:
                 self._reload_policy()
+            if self._follow_up:
+                self._follow_up = False
+                self.judging.follow_up()
             self._turn()
 
     def _patience(self, next_round: float) -> float:
@@ -315,7 +324,7 @@ class Agent:
         self.watch.work(BUDGET_SECONDS)
         changed, samples = self.sampling.take()
         if samples:
-            self.telling.store.samples.record(samples)
+            self.telling.record(samples)
         if changed:
             self.judging.changed()
         self._take_judgement()
@@ -335,17 +344,15 @@ class Agent:
         self.sampling.sampler.request()
         self.devices.round()
         self.devices.forget(self.watch.tick(now_ns))
-        own = self.telling.troubles(now_ns) + self.own_sight.findings(self._sight(), now_ns)
+        own = self.own_sight.findings(self._sight(), now_ns)
         # Also of what is off: an earlier run may have left findings of it open.
-        evaluated = OPEN_RULE_IDS | OWN_RULES | SIGHT_RULES | FALCO_RULES | DENYING_RULES
+        evaluated = OPEN_RULE_IDS | SIGHT_RULES | FALCO_RULES | DENYING_RULES
         if self.falco is not None:
             own += self.falco.findings(now_ns)
         if self.denying is not None:
             own += self.denying.findings(now_ns)
-        self.telling.observe([*self.watch.current(now_ns), *own], evaluated)
+        self.telling.round([*self.watch.current(now_ns), *own], evaluated)
         self._rounds += 1
-        if self._rounds % TRIM_ROUNDS == 0:
-            self.telling.store.trim(now_ns)
         if self._rounds % USAGE_ROUNDS == 0:
             self._keep_usage()
         if self.metrics is not None:
@@ -374,11 +381,12 @@ class Agent:
         if self.metrics is not None:
             self.metrics.judged(judged)
         evaluated = frozenset(run.rule for run in report.rules if run.state == "ok")
-        self.telling.observe(report.findings, evaluated)
-        now = {finding.id for finding in report.findings}
-        open_now = self.telling.life.open.values()
-        if any(one.rule in evaluated and one.id not in now for one in open_now):
-            self.judging.follow_up()
+        self.telling.report(report.findings, evaluated, self._missing)
+
+    def _missing(self) -> None:
+        """An open finding did not show; from the thread that writes."""
+        self._follow_up = True
+        self.wake()
 
     def _tell(
         self, event: DeviceOpen, process: Process, lineage: Sequence[Process], at_ns: int

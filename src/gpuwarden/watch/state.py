@@ -63,7 +63,7 @@ def agent_state(agent: Agent, part_errors: PartErrors) -> AgentState:
     report = None if judged is None else judged.report
     watch, sampling, choice = agent.watch, agent.sampling, agent.choice
     probe = choice.probe
-    store = agent.telling.store
+    telling = agent.telling.view
     decisions = () if agent.denying is None else agent.denying.decisions()
     return AgentState(
         tool_version=__version__,
@@ -72,7 +72,7 @@ def agent_state(agent: Agent, part_errors: PartErrors) -> AgentState:
         report=report,
         gpus=sampling.gpus,
         clients=sampling.clients,
-        findings=counted(agent.telling.life.open.values()),
+        findings=counted(telling.findings),
         rules=rule_health(SEVERITIES, report, always=[one.id for one in ALWAYS]),
         watching=probe is not None or choice.poll is not None,
         way=choice.way,
@@ -116,17 +116,13 @@ def agent_state(agent: Agent, part_errors: PartErrors) -> AgentState:
             )
             for run in watch.surroundings.sources
         ),
-        sinks=tuple(agent.telling.dispatcher.health()),
-        store_troubles=tuple(
-            gap for gap in (store.findings.trouble, store.samples.trouble) if gap is not None
-        ),
-        store_set_aside=tuple(
-            gap for gap in (store.findings.set_aside, store.samples.set_aside) if gap is not None
-        ),
-        lost_samples=store.samples.lost,
+        sinks=telling.sinks,
+        store_troubles=telling.troubles,
+        store_set_aside=telling.set_aside,
+        lost_samples=telling.lost_samples,
         database_bytes={
-            "findings": store.findings.bytes_used(),
-            "samples": store.samples.bytes_used(),
+            "findings": telling.findings_bytes,
+            "samples": telling.samples_bytes,
         },
         agent=_use(agent),
     )

@@ -1,22 +1,38 @@
-"""Findings into the store, and from there to the sinks; what is wrong with either is one, too."""
+"""Findings into the store, and from there to the sinks; what is wrong with either is one, too.
+
+Writing waits for the disk, so a thread does it: the agent's own must go on to empty the ring. That
+thread alone observes and writes; what comes meanwhile is written together.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+
+from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.finding import Finding
 from gpuwarden.life import FindingLife
-from gpuwarden.sinks.dispatcher import Dispatcher
-from gpuwarden.sinks.own_trouble import OwnTrouble
+from gpuwarden.model import Gap
+from gpuwarden.outputs.words import escape
+from gpuwarden.sinks.dispatcher import Dispatcher, SinkHealth
+from gpuwarden.sinks.own_trouble import OWN_RULES, OwnTrouble
 from gpuwarden.sinks.sink import Sink
 from gpuwarden.sinks.specs import parse_sinks
-from gpuwarden.store import Store
+from gpuwarden.store import Sample, Store
 from gpuwarden.watch.text_sink import TextSink
 
 DRAIN_SECONDS = 2.0
+WRITE_SECONDS = 10.0
+"""How long the end of the agent waits for what is not written yet."""
+QUEUE_LIMIT = 20_000
+"""Findings that wait to be written; then the agent waits as well, since nothing may be lost."""
+TRIM_ROUNDS = 10
 
 
 def sinks_of(specs: Iterable[str], *, events: bool) -> list[Sink]:
@@ -28,33 +44,160 @@ def sinks_of(specs: Iterable[str], *, events: bool) -> list[Sink]:
     return parse_sinks(["stdout"]) if events else [TextSink()]
 
 
+class TellingView(Struct, frozen=True, kw_only=True):
+    """How telling fares, as of the last round; for other threads."""
+
+    findings: tuple[Finding, ...] = ()
+    """The open ones."""
+    sinks: tuple[SinkHealth, ...] = ()
+    troubles: tuple[Gap, ...] = ()
+    set_aside: tuple[Gap, ...] = ()
+    lost_samples: int = 0
+    findings_bytes: int = 0
+    samples_bytes: int = 0
+
+
+class _Job(Struct):
+    findings: Sequence[Finding]
+    evaluated: frozenset[str]
+    is_round: bool = False
+    missing: Callable[[], None] | None = None
+    samples: Sequence[Sample] = ()
+
+    @property
+    def only_opens(self) -> bool:
+        """Whether it says nothing of findings that are not in it."""
+        return not (self.is_round or self.missing or self.samples)
+
+
 class Telling:
-    """The store, the life of findings and the sinks; only the agent's own thread observes."""
+    """The store, the life of findings and the sinks."""
 
     def __init__(self, directory: str, sinks: Sequence[Sink], *, node: str) -> None:
+        self.is_kept = True
+        """Whether the directory is ours to write, so that a restart goes on from it."""
         try:
-            self.store = Store(directory)
+            self._store = Store(directory)
         except GpuwardenError as error:
-            self.store = Store.volatile(directory, error)
-        self.life = FindingLife(self.store, node=node)
-        self.dispatcher = Dispatcher(self.store.findings, sinks, current=self.life.current)
+            self._store = Store.volatile(directory, error)
+            self.is_kept = False
+        self._life = FindingLife(self._store, node=node)
+        self._dispatcher = Dispatcher(self._store.findings, sinks, current=self._life.current)
         self._trouble = OwnTrouble()
+        self._jobs: deque[_Job] = deque()
+        self._waiting = 0
+        self._lock = threading.Condition()
+        self._ending = False
+        self._thread = threading.Thread(target=self._write, name="telling", daemon=True)
+        self._rounds = 0
+        self.view = TellingView(findings=tuple(self._life.open.values()))
 
     def start(self, stack: ExitStack) -> None:
-        """Starts the sinks' threads; at the end they get a moment for what is left."""
-        stack.callback(self.store.close)
-        self.dispatcher.start()
+        """Starts the threads; at the end they get a moment for what is left."""
+        self._dispatcher.start()
+        self._thread.start()
         stack.callback(self._end)
 
     def _end(self) -> None:
-        self.dispatcher.drain(DRAIN_SECONDS)
-        self.dispatcher.stop()
+        with self._lock:
+            self._ending = True
+            self._lock.notify_all()
+        self._thread.join(WRITE_SECONDS)
+        self._dispatcher.drain(DRAIN_SECONDS)
+        self._dispatcher.stop()
+        if not self._thread.is_alive():
+            self._store.close()
 
-    def observe(self, findings: Sequence[Finding], evaluated: frozenset[str]) -> None:
-        """Findings that hold now; what an evaluated rule no longer finds is on its way out."""
-        if self.life.observe(findings, time.time_ns(), evaluated):
-            self.dispatcher.wake()
+    # ---------------------------------------------------------------- from the agent's thread
 
-    def troubles(self, now_ns: int) -> list[Finding]:
-        """What is wrong with sinks and store."""
-        return self._trouble.findings(self.dispatcher.health(), self.store.troubles, now_ns)
+    def opens(self, findings: Sequence[Finding]) -> None:
+        """Findings that have just come up; nothing is said of others."""
+        self._put(_Job(findings, frozenset()))
+
+    def round(self, findings: Sequence[Finding], evaluated: frozenset[str]) -> None:
+        """What holds in this round, of the rules that were evaluated; own troubles are added."""
+        self._put(_Job(findings, evaluated | OWN_RULES, is_round=True))
+
+    def report(
+        self, findings: Sequence[Finding], evaluated: frozenset[str], missing: Callable[[], None]
+    ) -> None:
+        """What a judgement found; ``missing`` is called, from the thread that writes, when an open
+        finding of an evaluated rule is not among them."""
+        self._put(_Job(findings, evaluated, missing=missing))
+
+    def record(self, samples: Sequence[Sample]) -> None:
+        """Samples to be remembered."""
+        self._put(_Job((), frozenset(), samples=samples))
+
+    def _put(self, job: _Job) -> None:
+        with self._lock:
+            while self._waiting > QUEUE_LIMIT and self._thread.is_alive():
+                self._lock.wait(1.0)
+            self._jobs.append(job)
+            self._waiting += len(job.findings)
+            self._lock.notify_all()
+
+    # ---------------------------------------------------------------- the thread that writes
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                while not self._jobs and not self._ending:
+                    self._lock.wait()
+                if not self._jobs:
+                    return
+                jobs = self._taken()
+            for job in jobs:
+                try:
+                    self._do(job)
+                except Exception as error:  # noqa: BLE001 - a defect must not end all telling
+                    text = f"{type(error).__name__}: {error}"[:500]
+                    sys.stderr.write(f"gpuwarden: a finding could not be told: {escape(text)}\n")
+
+    def _taken(self) -> list[_Job]:
+        """All that waits, findings that just came up put together as far as the order allows."""
+        jobs: list[_Job] = []
+        for job in self._jobs:
+            if jobs and job.only_opens and jobs[-1].only_opens:
+                jobs[-1] = _Job([*jobs[-1].findings, *job.findings], frozenset())
+            else:
+                jobs.append(job)
+        self._jobs.clear()
+        self._waiting = 0
+        self._lock.notify_all()
+        return jobs
+
+    def _do(self, job: _Job) -> None:
+        now_ns = time.time_ns()
+        if job.samples:
+            self._store.samples.record(job.samples)
+            return
+        findings = list(job.findings)
+        if job.is_round:
+            health, troubles = self._dispatcher.health(), self._store.troubles
+            findings += self._trouble.findings(health, troubles, now_ns)
+        if self._life.observe(findings, now_ns, job.evaluated):
+            self._dispatcher.wake()
+        if job.missing is not None:
+            now = {finding.id for finding in findings}
+            open_now = self._life.open.values()
+            if any(one.rule in job.evaluated and one.id not in now for one in open_now):
+                job.missing()
+        if job.is_round:
+            self._rounds += 1
+            if self._rounds % TRIM_ROUNDS == 0:
+                self._store.trim(now_ns)
+            self._look()
+
+    def _look(self) -> None:
+        store = self._store
+        parts = (store.findings, store.samples)
+        self.view = TellingView(
+            findings=tuple(self._life.open.values()),
+            sinks=tuple(self._dispatcher.health()),
+            troubles=tuple(one.trouble for one in parts if one.trouble is not None),
+            set_aside=tuple(one.set_aside for one in parts if one.set_aside is not None),
+            lost_samples=store.samples.lost,
+            findings_bytes=store.findings.bytes_used(),
+            samples_bytes=store.samples.bytes_used(),
+        )
