@@ -18,10 +18,11 @@ from tests.conftest import Golden
 PAGE = "../../docs/rules.md"
 HEAD = """# Every rule
 
-Written by `pytest tests/unit/test_rules_page.py --update-golden` from the advisories themselves. The
-severity is the usual one: a rule may tell a graver or a milder case. `gpuwarden scan` prints the
-explanation and the steps with each finding. A rule whose sensors failed says "not evaluated". Any id
-here can stand in an `exceptions` entry of [the policy](policy.md), but for those of the last table.
+Written by `pytest tests/unit/test_rules_page.py --update-golden` from the advisories themselves.
+The severity is the usual one: a rule may tell a graver or a milder case. `gpuwarden scan` prints
+the explanation and the steps with each finding. A rule whose sensors failed says "not evaluated".
+Any id here can stand in an `exceptions` entry of [the policy](policy.md), but for those of the last
+table.
 """
 GROUPS: tuple[tuple[str, tuple[Advisory, ...]], ...] = (
     ("Of one moment: `scan` and `watch`", tuple(rule.advisory for rule in RULES)),
@@ -39,7 +40,7 @@ def lines(group: Iterable[Advisory]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for one in group:
         needs = ", ".join((*one.needs, *one.needs_sources)) or "–"
-    XX
+        title = one.title.format(gpu="GPU 0").replace("|", "\\|")
         yield f"| `{one.id}` | {one.severity} | {title} | {needs} |"
 
 
