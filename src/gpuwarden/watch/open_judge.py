@@ -28,8 +28,10 @@ from gpuwarden.policy import Policy
 from gpuwarden.probes.events import NANOSECONDS, TICKS_PER_SECOND
 from gpuwarden.rules.registry import OPEN_RULES
 from gpuwarden.sensors.cgroup import containers_in
+from gpuwarden.sensors.machine import INITIAL_PID_NAMESPACE
 
 CONTAINERS_LIMIT = 4096
+UNHEARD = "it did not answer since this process began"
 OPEN_RULE_IDS = frozenset(rule.advisory.id for rule in OPEN_RULES)
 
 
@@ -77,6 +79,9 @@ def is_loose(process: Process, surroundings: Surroundings) -> bool:
     mounts = process.namespaces.get("mnt")
     if mounts is None or surroundings.host_mount_namespace in (None, mounts):
         return False
+    of_host = process.namespaces.get("pid") == INITIAL_PID_NAMESPACE
+    if placement is not None and placement.unit is not None and of_host:
+        return False  # a service with mounts of its own (PrivateTmp) is no container
     return placement is None or (
         placement.container_id is None
         and placement.slurm_job is None
@@ -158,8 +163,18 @@ def snapshot_of(
     *,
     opens: Sequence[DeviceOpen],
     tool_runs: Sequence[ToolRun] = (),
+    asked_in_vain: bool = False,
 ) -> Snapshot:
-    """The small snapshot that a process's opens are judged on; it replays like any other."""
+    """The small snapshot that a process's opens are judged on; it replays like any other.
+
+    ``asked_in_vain``: sources that were last heard before it began count as silent.
+    """
+    sources = surroundings.sources
+    if asked_in_vain and sources_are_stale(process, surroundings):
+        sources = tuple(
+            replace(one, state="failed", reason=UNHEARD) if one.state == "ok" else one
+            for one in sources
+        )
     known = [process, *lineage]
     pids = {one.pid for one in known}
     if surroundings.init is not None and 1 not in pids:
@@ -169,7 +184,7 @@ def snapshot_of(
         taken_at_ns=at_ns,
         node=surroundings.node,
         sensors=surroundings.sensors,
-        sources=surroundings.sources,
+        sources=sources,
         gpus=surroundings.gpus,
         processes=tuple(known),
         device_nodes=surroundings.device_nodes,

@@ -295,7 +295,9 @@ class OpenWatch:
             if not unknown or self._waiting.gave_up(key):
                 # A tool is what the program is that runs last.
                 tools = runs if identity is programs[-1][0] else ()
-                snapshot = self._snapshot(process, lineage, of_program, tools, at_ns)
+                snapshot = self._snapshot(
+                    process, lineage, of_program, tools, at_ns, vain=self._waiting.gave_up(key)
+                )
                 found = findings_of(snapshot, self.policy, self.policy_path)
                 for one in found:
                     before = findings.get(one.id)
@@ -329,6 +331,8 @@ class OpenWatch:
         entries: Iterable[Entry],
         tools: Sequence[ToolRun],
         at_ns: int,
+        *,
+        vain: bool,
     ) -> Snapshot:
         names = device_names(self.surroundings.device_nodes)
         opens = []
@@ -339,7 +343,15 @@ class OpenWatch:
                     event.major, event.minor, process, event.process.start_time_ns, lineage
                 )
             opens.append(fact(entry, self.majors, names))
-        return snapshot_of(self.surroundings, at_ns, process, lineage, opens=opens, tool_runs=tools)
+        return snapshot_of(
+            self.surroundings,
+            at_ns,
+            process,
+            lineage,
+            opens=opens,
+            tool_runs=tools,
+            asked_in_vain=vain,
+        )
 
     def _forebear(
         self, major: int, minor: int, process: Process, start_ns: int, lineage: Sequence[Process]
