@@ -411,6 +411,18 @@ def test_what_is_left_of_an_older_pin_ends_with_its_group(make: Make) -> None:
     assert "denials of an earlier run" not in m.findings()
 
 
+def test_a_claim_takes_back_no_denial_of_an_earlier_run(make_slow: Make) -> None:
+    m = make_slow()
+    m.older_denies(group(1))
+    m.runs(1)
+    m.know(1, "good", confirmed=False)
+    m.denying.begin(pin=True)
+    m.turn(20)
+    assert set(m.kernel.denied) == {group(1)}
+    m.denying.known([m.know(1, "good")])
+    assert m.kernel.denied == {}
+
+
 def test_a_taken_over_container_that_ends_is_released(make: Make) -> None:
     m = make()
     m.older_denies(group(1))

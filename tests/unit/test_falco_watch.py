@@ -414,14 +414,15 @@ def test_flags_that_need_another(
 
 def test_an_address_that_is_taken_or_reached_by_others_is_a_usage_error(tmp_path: Path) -> None:
     with watching() as there:
-        for address, said in (
-            (there.watch.address, "choose another port"),
-            ("0.0.0.0:0", "others can reach"),
+        for flag, address, said in (
+            ("--falco-listen", there.watch.address, "choose another port"),
+            ("--falco-listen", "0.0.0.0:0", "others can reach"),
+            ("--metrics", there.watch.address, "in use"),
         ):
             done = subprocess.run(
                 [
                     sys.executable, "-m", "gpuwarden", "watch", "--state", str(tmp_path / "s"),
-                    "--way", "poll", "--for", "0.1", "--falco-listen", address,
+                    "--way", "poll", "--for", "0.1", flag, address,
                 ],
                 capture_output=True,
                 text=True,

@@ -102,7 +102,7 @@ class MetricsSide:
 
 
 def metrics(agent: Agent, stack: ExitStack) -> MetricsSide | None:
-    """The endpoint, if it is asked for. Errors: UsageError, Unavailable."""
+    """The endpoint, if it is asked for. Errors: UsageError."""
     if agent.options.metrics is None:
         return None
     from gpuwarden.metrics_server import MetricsServer, parse_address
@@ -112,7 +112,10 @@ def metrics(agent: Agent, stack: ExitStack) -> MetricsSide | None:
     errors = PartErrors()
     side = MetricsSide(agent_state(agent, errors), errors)
     server = MetricsServer(address, side.newest)
-    server.start()
+    try:
+        server.start()
+    except Unavailable as error:
+        raise UsageError(str(error), remedy=error.remedy) from error
     stack.callback(server.stop)
     agent.say(f"metrics at http://{server.address}/metrics")
     return side
