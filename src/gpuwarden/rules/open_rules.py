@@ -132,11 +132,11 @@ def accelerator_opened_outside_jobs(
     node: Node, policy: Policy, rows: Sequence[Row]
 ) -> Iterator[Hit]:
     """Opens by the host's processes where jobs and pods are what accelerators are for."""
-    by = [
-        s.name
-        for s in node.snapshot.sources
-        if s.name in open_allocation.HANDING_OUT and s.scheduled and s.state == "ok"
+    sources = [
+        s for s in node.snapshot.sources if s.name in open_allocation.HANDING_OUT and s.scheduled
     ]
+    by = [s.name for s in sources if s.state in ("ok", "failed")]
+    unheard = [s for s in sources if s.state == "failed"]
     if not by:
         return
     for opener in opened.openers(node):
@@ -175,6 +175,9 @@ def accelerator_opened_outside_jobs(
             elif process.cgroup is None:
                 severity = "warning"
                 why.append("its cgroup could not be read")
+            if unheard and silent is None:
+                severity = "warning"
+                why += [f"cannot be sure: {s.name} gave no answer ({s.reason})" for s in unheard]
             why += [f"{c.name} has ended, says the controller" for c in ties if c.ended]
             place = place_name(node, process)
             if place is not None:

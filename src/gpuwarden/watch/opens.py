@@ -66,6 +66,7 @@ class OpenBook:
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._by_process: dict[tuple[int, int], set[Key]] = {}
         self._attempts = Attempts(return_values=return_values)
+        self._return_values = return_values
         self._twins = Twins()
         self._holders: set[HolderKey] | None = None
         self._past: OrderedDict[tuple[int, int], set[tuple[int, int]]] = OrderedDict()
@@ -126,7 +127,9 @@ class OpenBook:
                 yield key
         if event.hits is not None:
             entry.count = max(entry.count, event.hits)
-        if not entry.waits and entry.event.state != "opened" and event.state == "attempted":
+        # Each has an end of its own; where that is not told, one stands for all.
+        alone = self._return_values or not entry.waits
+        if alone and entry.event.state != "opened" and event.state == "attempted":
             entry.waits = event.how not in ("mknod", "access")
             for given_up in self._attempts.add(event):
                 yield from self._settled(given_up)
@@ -154,7 +157,9 @@ class OpenBook:
         if entry is None or traits & OVERLAY_ROOT:
             return False  # on overlayfs one open comes twice
         event = entry.event
-        if event.process.exe_inode != exe_inode or not (entry.waits or event.state == "opened"):
+        if event.process.exe_inode != exe_inode:
+            return False
+        if event.state != "opened" and (self._return_values or not entry.waits):
             return False
         entry.count += 1
         entry.count = max(entry.count, hits)
