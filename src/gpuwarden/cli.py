@@ -107,8 +107,14 @@ def build_parser() -> argparse.ArgumentParser:
     history.add_argument("pid", nargs="?", type=int, metavar="PID")
     history.add_argument("--gpu", metavar="N", help="a GPU by number or UUID")
     history.add_argument("--from", dest="recording", metavar="FILE", help="a recorded node")
-    history.add_argument("--since", metavar="AGO", help="what is remembered since 30m, 2h, 7d ago")
-    history.add_argument("--state", metavar="DIR", help="the memory that watch --state DIR keeps")
+    history.add_argument(
+        "--since", metavar="AGO", help="what is remembered since 30m, 2h or 7d ago"
+    )
+    history.add_argument(
+        "--state",
+        metavar="DIR",
+        help="watch's memory (default, without --from: /var/lib/gpuwarden)",
+    )
     _format_flag(history)
     _host_flags(history)
     _policy_flag(history)

@@ -24,6 +24,7 @@ from gpuwarden.outputs.sheet import cells
 from gpuwarden.policy import Policy
 from gpuwarden.snapshot import write
 from gpuwarden.store import FINDINGS_FILE, SAMPLES_FILE, Point, Sample, Series, Store
+from gpuwarden.watch.options import STATE_DIRECTORY
 from tests.conftest import Golden
 from tests.support.nodes import BOOT_ID, GIB, SECOND_NS, TAKEN_AT_NS, NodeBuilder, gpu_id
 
@@ -335,7 +336,7 @@ def test_a_directory_that_is_named_and_not_there_is_a_usage_error(tmp_path: Path
 def test_a_recording_is_not_told_with_this_machines_memory() -> None:
     assert history.asked({"pid": 1, "recording": "node.json"}).directory is None
     assert history.asked({"pid": 1, "recording": "n", "state": "/tmp"}).directory == "/tmp"
-    assert history.asked({"pid": 1}).directory == "/var/lib/gpuwarden"
+    assert history.asked({"pid": 1}).directory == STATE_DIRECTORY
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root there is no other user to be")
