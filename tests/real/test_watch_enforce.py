@@ -242,3 +242,26 @@ def test_what_the_next_policy_does_not_name_is_released(
 
 def name(engine: Podman, identity: str) -> str:
     return engine("inspect", "--format", "{{.Name}}", identity)
+
+
+def test_pins_that_would_end_with_the_agent_are_no_pins(policy: Path, tmp_path: Path) -> None:
+    """In a pid namespace, whose first process is the host's as far as the agent can tell."""
+    require_root()
+    build()
+    private = "unshare --mount --propagation private"
+    mounts = f'mount -t bpf bpf {pinning.FILE_SYSTEM} && exec "$@"'
+    done = subprocess.run(
+        [
+            "unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c",
+            f"{private} sh -c '{mounts}' sh \"$@\"; exit $?", "sh",
+            sys.executable, "-m", "gpuwarden", "watch", "--state", str(tmp_path / "state"),
+            "--enforce", "--pin", "--policy", str(policy), "--for", "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 64, done.stderr
+    assert "is not the host's" in done.stderr and "mount -t bpf" in done.stderr
