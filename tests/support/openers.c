@@ -2,6 +2,7 @@
  * Processes that open device nodes in every way there is; for tests and benchmarks.
  *
  *   open PATH [COUNT]        opens and closes, tells the number of opens that worked
+ *   stamp PATH               tells the wall clock in ns, then opens
  *   access PATH              access(2)
  *   uring PATH               an openat through io_uring
  *   inherit PATH             a child holds what its parent opened; the parent ends
@@ -189,6 +190,15 @@ int main(int count, char **words)
 		for (long i = 0; i < times; i++)
 			worked += open_and_close(words[2]);
 		printf("%ld\n", worked);
+		return 0;
+	}
+	if (!strcmp(how, "stamp")) {
+		struct timespec now;
+
+		usleep(20000); /* whoever started it has other things to do meanwhile */
+		clock_gettime(CLOCK_REALTIME, &now);
+		open_and_close(words[2]);
+		printf("%lld\n", now.tv_sec * 1000000000LL + now.tv_nsec);
 		return 0;
 	}
 	if (!strcmp(how, "access"))
