@@ -57,4 +57,11 @@ def _by_utmp(host: Host) -> bool | None:
     except GpuwardenError:
         return None
     # An entry outlives a session that was not ended in order.
-    return any(host.answers_signal(pid) for pid in pids)
+    if host.is_live:
+        return any(host.answers_signal(pid) for pid in pids)
+    # Its pids are those of that host's /proc, if that is here to see.
+    try:
+        there = set(host.pids())
+    except GpuwardenError:
+        return None
+    return not there.isdisjoint(pids) if there or not pids else None
