@@ -289,6 +289,38 @@ def test_findings_of_a_gpu_are_those_of_its_processes_too(mined: Snapshot, state
     assert [one.finding.subject.pid for one in document(mined, gpu="2").findings] == [4243]
 
 
+def test_a_flood_of_findings_hides_no_other(mined: Snapshot, state: str) -> None:
+    ticks = ticks_of(mined, MINER)
+    with Store(STATE) as store:
+        life = FindingLife(store)
+        life.observe([finding("the_one", MINER, ticks)], ago(900), frozenset())
+        flood = [
+            msgspec.structs.replace(finding("a_flood", pid, 7), severity="warning")
+            for pid in range(5000, 5300)
+        ]
+        life.observe(flood, ago(60), frozenset())
+    lines = told(mined, gpu="0").text.splitlines()
+    at = lines.index("  Findings")
+    assert lines[at + 1].endswith(f"CRITICAL  pid {MINER}: Title of the_one")
+    assert "WARNING  300 findings: Title of a_flood" in lines[at + 4]
+    assert lines[at + 5].startswith("      300 open, last seen ")
+    assert lines[at + 6].endswith(" and 292 more; --format json has all")
+    assert len(lines) == at + 8
+    assert len(document(mined, gpu="0").findings) == 301
+
+
+def test_a_program_that_respawns_hides_no_process_that_stays(mined: Snapshot, state: str) -> None:
+    mine = ticks_of(mined, MINER)
+    remember(
+        sample(ago(5000), start_time_ticks=mine),
+        *(sample(ago(4000 - pid), pid, start_time_ticks=pid) for pid in range(100, 150)),
+        sample(ago(1), start_time_ticks=mine),
+    )
+    text = told(mined, gpu="0").text
+    assert "31 earlier ones are left out; --format json has them" in text
+    assert f"    {MINER:>8}  2025-12-31 22:36:40Z" in text
+
+
 def test_nothing_remembered_acts_on_the_terminal(mined: Snapshot, state: str) -> None:
     evil = "/tmp/\x1b[2J\u202e\x07"
     remember(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpuwarden.finding import severity_rank
 from gpuwarden.history.remembered import STATE_REMEDY, KnownFinding
 from gpuwarden.history.summary import SECOND_NS, Amount, Interval, Judged, Past
 from gpuwarden.outputs.sheet import cut, pad, wrap
@@ -17,7 +18,7 @@ NARROWEST = 80
 TABLE = 64
 """Columns of the table of intervals without its bar."""
 PROCESSES_SHOWN = 20
-FINDINGS_SHOWN = 20
+ALIKE_SHOWN = 3
 LISTED_SHOWN = 8
 MOMENT = 20
 
@@ -77,11 +78,7 @@ def _remembered(history: History, width: int) -> Iterator[str]:
         yield from _pid(history, width)
     if history.findings:
         yield ""
-        yield "  Findings"
-        shown = history.findings[-FINDINGS_SHOWN:]
-        yield from _left_out(len(history.findings) - len(shown), "earlier ones")
-        for known in shown:
-            yield from _finding(known, history, width)
+        yield from _findings(history, width)
 
 
 def _pid(history: History, width: int) -> Iterator[str]:
@@ -113,7 +110,10 @@ def _who(past: Past, history: History) -> str:
 def _gpu(history: History, width: int) -> Iterator[str]:
     if not history.pasts and history.memory.state == "ok":
         yield "  No samples of it in that time."
-    processes = [past for past in history.pasts if past.pid is not None]
+    # Those that were there last come last, however long ago they came.
+    processes = sorted(
+        (past for past in history.pasts if past.pid is not None), key=lambda one: one.last_ns or 0
+    )
     for past in history.pasts:
         if past.pid is None:
             yield ""
@@ -238,17 +238,54 @@ def _bar(sm: Amount | None, room: int) -> str:
     return "#" * mean + "-" * (most - mean)
 
 
+def _findings(history: History, width: int) -> Iterator[str]:
+    """The gravest first; many of one rule together, so that a flood hides no other."""
+    by_rule: dict[str, list[KnownFinding]] = {}
+    for known in sorted(history.findings, key=_weight):
+        by_rule.setdefault(known.finding.rule, []).append(known)
+    yield "  Findings"
+    for same in by_rule.values():
+        if len(same) > ALIKE_SHOWN:
+            yield from _many(same, width)
+            continue
+        for known in same:
+            yield from _finding(known, history, width)
+
+
+def _weight(known: KnownFinding) -> tuple[int, bool, int]:
+    return -severity_rank(known.finding.severity), not known.is_open, -known.first_seen_ns
+
+
+def _many(same: Sequence[KnownFinding], width: int) -> Iterator[str]:
+    worst = same[0].finding
+    first, last = (min(k.first_seen_ns for k in same), max(k.last_seen_ns for k in same))
+    yield from _wrapped(
+        f"{moment(first)}  {worst.severity.upper()}  {len(same)} findings: {worst.title}", width, 4
+    )
+    pids = list(dict.fromkeys(k.finding.subject.pid for k in same))
+    shown = ", ".join(str(pid) for pid in pids[:LISTED_SHOWN] if pid is not None)
+    more = f" and {len(pids) - LISTED_SHOWN} more" if len(pids) > LISTED_SHOWN else ""
+    for text in (
+        f"{sum(k.is_open for k in same)} open, last seen {moment(last)}",
+        f"of pid {shown}{more}; --format json has all" if shown else "",
+        f"[{worst.rule}]",
+    ):
+        if text:
+            yield from _wrapped(text, width, 6)
+
+
 def _finding(known: KnownFinding, history: History, width: int) -> Iterator[str]:
-    finding = known.finding
+    finding, subject = known.finding, known.finding.subject
     until = "open" if known.is_open else f"resolved {moment(known.resolved_at_ns)}"
-    subject = finding.subject
+    # Of an open one the memory notes only now and then that it is still there.
+    last = "noted" if known.is_open else "seen"
     who = f"pid {subject.pid}: " if history.pid is None and subject.pid is not None else ""
     times = f"{known.count} times, " if known.count > 1 else ""
     yield from _wrapped(
         f"{moment(known.first_seen_ns)}  {finding.severity.upper()}  {who}{finding.title}", width, 4
     )
     for text in (
-        f"{until}, seen {times}last {moment(known.last_seen_ns)}",
+        f"{until}, {times}last {last} {moment(known.last_seen_ns)}",
         f"silenced by {finding.silenced_by}" if finding.silenced_by else "",
         *_other(known, history),
         f"[{finding.rule} {finding.id}]",
