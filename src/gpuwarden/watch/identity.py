@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -125,6 +125,7 @@ class Identities:
         self._known: OrderedDict[Key, Process] = OrderedDict()
         self._lineages: OrderedDict[tuple[Key, int | None], list[Process]] = OrderedDict()
         self._names = UserNames()
+        self._users: dict[int, str] = {}
         self._names_until = 0.0
         self.vanished = 0
         """Processes that were gone before /proc was read: known from their events alone."""
@@ -148,16 +149,27 @@ class Identities:
         self._keep(key, found)
         return found
 
-    def _named(self, process: Process) -> Process:
+    def know_users(self, users: Mapping[int, str]) -> None:
+        """Names that a judgement asked a name service for; here nobody waits for one."""
+        self._users.update(users)
+        self._names.users.update(users)
+
+    def _now(self) -> UserNames:
         now = time.monotonic()
         if now >= self._names_until:
             self._names, self._names_until = read_names(self._host), now + NAMES_SECONDS
+            self._names.from_files_only = True
+            self._names.users.update(self._users)
+        return self._names
+
+    def _named(self, process: Process) -> Process:
+        names = self._now()
         login = process.loginuid if process.loginuid != LOGINUID_UNSET else None
-        users = self._names.users
+        users = names.users
         return replace(
             process,
             user=None if process.uid is None else users.get(process.uid),
-            group=None if process.gid is None else self._names.groups.get(process.gid),
+            group=None if process.gid is None else names.groups.get(process.gid),
             login_user=None if login is None else users.get(login),
         )
 
@@ -219,7 +231,7 @@ class Identities:
 
     def _read(self, pids: Iterable[int], role: str = "subject") -> dict[int, Process]:
         try:
-            facts = list(details.read(self._host, Seen(), pids, role=role))
+            facts = list(details.read(self._host, Seen(), pids, role=role, names=self._now()))
         except GpuwardenError:
             return {}
         return {fact.pid: fact for fact in facts if isinstance(fact, Process)}
@@ -239,6 +251,10 @@ def _is_same_program(process: Process, identity: ProcessIdentity) -> bool:
     if identity.exe_inode is None:
         return True  # known from a descriptor alone, which tells of no program
     if exe is None:
+        return False
+    # One binary can be many programs: an interpreter, a shell that becomes another of its tools.
+    told = identity.argv is not None and not identity.argv_truncated
+    if told and process.argv != identity.argv:
         return False
     return exe.inode == identity.exe_inode and process.uid == identity.uid
 

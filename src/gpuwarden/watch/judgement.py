@@ -64,6 +64,8 @@ class Judged(Fact, frozen=True, kw_only=True):
     device_nodes: tuple[DeviceNode, ...] = ()
     workloads: tuple[Workload, ...] = ()
     kin: tuple[Kin, ...] = ()
+    users: dict[int, str] = {}
+    """Names of the users of the processes that were seen."""
     asked_at_ns: int = 0
     """When the sources were asked, at the earliest."""
     seconds: float = 0.0
@@ -117,6 +119,7 @@ class Judgement:
                 device_nodes=snapshot.device_nodes,
                 workloads=snapshot.workloads,
                 kin=tuple(_kin(snapshot, report)),
+                users={p.uid: p.user for p in snapshot.processes if p.uid is not None and p.user},
                 asked_at_ns=asked_at_ns,
                 seconds=round(time.perf_counter() - begun, 6),
             )

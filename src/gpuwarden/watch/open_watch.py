@@ -500,6 +500,7 @@ class OpenWatch:
     def judged(self, judged: Judged) -> None:
         """What a judgement of the whole node saw: opens are judged with it from now on."""
         report, around = judged.report, self.surroundings
+        self._identities.know_users(judged.users)
         around.node, around.sensors, around.gpus = report.node, report.sensors, report.gpus
         around.device_nodes = judged.device_nodes
         if judged.asked_at_ns >= around.sources_at_ns:

@@ -11,17 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from msgspec import Struct
 
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import GpuwardenError, UsageError
 from gpuwarden.finding import Finding
 from gpuwarden.life import FindingLife
 from gpuwarden.model import Gap
 from gpuwarden.outputs.words import escape
-from gpuwarden.sinks.dispatcher import Dispatcher, SinkHealth
-from gpuwarden.sinks.own_trouble import OWN_RULES, OwnTrouble
+from gpuwarden.sinks.dispatcher import Backoff, Dispatcher, SinkHealth
+from gpuwarden.sinks.lines import StdoutSink
+from gpuwarden.sinks.own_trouble import OWN_RULES, SILENT_NS, OwnTrouble
 from gpuwarden.sinks.sink import Sink
 from gpuwarden.sinks.specs import parse_sinks
 from gpuwarden.store import Sample, Store
@@ -73,7 +74,18 @@ class _Job(Struct):
 class Telling:
     """The store, the life of findings and the sinks."""
 
-    def __init__(self, directory: str, sinks: Sequence[Sink], *, node: str) -> None:
+    def __init__(
+        self,
+        directory: str,
+        sinks: Sequence[Sink],
+        *,
+        node: str,
+        ends_unheard: bool = True,
+        silent_ns: int = SILENT_NS,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """``ends_unheard``: a standard output that nobody reads any longer, and no other sink, ends
+        the agent. ``silent_ns``: how long a sink may fail before that is told."""
         self.is_kept = True
         """Whether the directory is ours to write, so that a restart goes on from it."""
         try:
@@ -82,8 +94,12 @@ class Telling:
             self._store = Store.volatile(directory, error)
             self.is_kept = False
         self._life = FindingLife(self._store, node=node)
-        self._dispatcher = Dispatcher(self._store.findings, sinks, current=self._life.current)
-        self._trouble = OwnTrouble()
+        self._dispatcher = Dispatcher(
+            self._store.findings, sinks, current=self._life.current, backoff=backoff
+        )
+        self._trouble = OwnTrouble(silent_ns=silent_ns)
+        self._standard = next((sink for sink in sinks if isinstance(sink, StdoutSink)), None)
+        self._ends_unheard = ends_unheard and len(sinks) == 1
         self._jobs: deque[_Job] = deque()
         self._waiting = 0
         self._lock = threading.Condition()
@@ -115,8 +131,24 @@ class Telling:
         self._put(_Job(findings, frozenset()))
 
     def round(self, findings: Sequence[Finding], evaluated: frozenset[str]) -> None:
-        """What holds in this round, of the rules that were evaluated; own troubles are added."""
+        """What holds in this round, of the rules that were evaluated; own troubles are added.
+
+        Errors: UsageError when nobody is left who hears of it, see ``ends_unheard``.
+        """
+        self._mind_the_reader()
         self._put(_Job(findings, evaluated | OWN_RULES, is_round=True))
+
+    def _mind_the_reader(self) -> None:
+        """Of `gpuwarden watch | head`: what it writes then reaches nobody, now or later."""
+        if self._standard is None or not self._standard.reader_is_gone:
+            return
+        if self._ends_unheard:
+            raise UsageError(
+                "nobody reads standard output any longer, and there is no other sink: it ends",
+                remedy="what was not told is told at the next start; name a sink: --sink file:PATH",
+            )
+        self._standard = None
+        _complain("nobody reads standard output any longer; watching goes on")
 
     def report(
         self, findings: Sequence[Finding], evaluated: frozenset[str], missing: Callable[[], None]
@@ -152,7 +184,7 @@ class Telling:
                     self._do(job)
                 except Exception as error:  # noqa: BLE001 - a defect must not end all telling
                     text = f"{type(error).__name__}: {error}"[:500]
-                    sys.stderr.write(f"gpuwarden: a finding could not be told: {escape(text)}\n")
+                    _complain(f"a finding could not be told: {text}")
 
     def _taken(self) -> list[_Job]:
         """All that waits, findings that just came up put together as far as the order allows."""
@@ -201,3 +233,10 @@ class Telling:
             findings_bytes=store.findings.bytes_used(),
             samples_bytes=store.samples.bytes_used(),
         )
+
+
+def _complain(text: str) -> None:
+    # Whoever read standard error may be gone as well: that ends nothing.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"gpuwarden: {escape(text)}\n")
+        sys.stderr.flush()

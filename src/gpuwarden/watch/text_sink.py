@@ -9,7 +9,8 @@ from gpuwarden.outputs.sheet import Sheet
 from gpuwarden.outputs.table import NARROWEST, STYLES
 from gpuwarden.outputs.words import moment
 from gpuwarden.pattern import pattern
-from gpuwarden.sinks.sink import DELIVERED, Outcome
+from gpuwarden.sinks.lines import StdoutSink
+from gpuwarden.sinks.sink import Outcome
 
 SHOWN = 10
 """Paragraphs of evidence; the JSON sinks have all."""
@@ -74,15 +75,11 @@ def _cut(text: str) -> str:
     return shown if len(text) <= TEXT_LIMIT else f"{shown}…"
 
 
-class TextSink:
+class TextSink(StdoutSink):
     """Lines to a descriptor that is open already; wrapped to its terminal, if it is one."""
 
-    repeat_seconds = None
     key = "text"
     name = "text on stdout"
-
-    def __init__(self, descriptor: int = 1) -> None:
-        self._descriptor = descriptor
 
     def deliver(self, finding_json: bytes) -> Outcome:
         columns = self._columns()
@@ -91,13 +88,7 @@ class TextSink:
             width=min(columns or WIDTH_WITHOUT_TERMINAL, WIDEST),
             colour=columns is not None and "NO_COLOR" not in os.environ,
         )
-        data = memoryview(text.encode("utf-8", "backslashreplace"))
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
-            return Outcome("retry", error.strerror or "cannot be written")
-        return DELIVERED
+        return self.write(text.encode("utf-8", "backslashreplace"))
 
     def _columns(self) -> int | None:
         """Of the terminal, now; None if it is none."""
@@ -105,6 +96,3 @@ class TextSink:
             return os.get_terminal_size(self._descriptor).columns or 80
         except OSError:
             return None
-
-    def close(self) -> None:
-        pass

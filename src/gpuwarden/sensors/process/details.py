@@ -76,15 +76,21 @@ def ancestors(seen: Seen, pids: Iterable[int]) -> list[int]:
 
 
 def read(
-    host: Host, seen: Seen, pids: Iterable[int], role: str = "subject"
+    host: Host,
+    seen: Seen,
+    pids: Iterable[int],
+    role: str = "subject",
+    names: UserNames | None = None,
 ) -> Iterator[Process | Gap]:
     """One Process for each of ``pids`` that is still there; a Gap for each hidden from us.
+
+    ``names`` are those of users and groups, if they were read already.
 
     What of a process may not be read is None with its reason in ``unread``. A process that ends
     meanwhile is left out, as is one whose number another process has taken.
     """
     wanted = [pid for pid in dict.fromkeys(pids) if pid > 0]
-    names = read_names(host)
+    names = names or read_names(host)
     reading = _new_reading(host, names)
 
     def share(some: Sequence[int]) -> bytes:

@@ -27,6 +27,8 @@ class UserNames(Struct):
     users: dict[int, str] = field(default_factory=dict)
     groups: dict[int, str] = field(default_factory=dict)
     members: dict[int, set[int]] = field(default_factory=dict)
+    from_files_only: bool = False
+    """For a caller that must not wait for a name service."""
     failure: str | None = None
     """Why ids in none of the files have no name, if they could not be looked up."""
 
@@ -98,6 +100,9 @@ def look_up(host: Host, names: UserNames, uids: Iterable[int], gids: Iterable[in
     users = [uid for uid in dict.fromkeys(uids) if uid not in names.users][:_LOOKUPS_LIMIT]
     groups = [gid for gid in dict.fromkeys(gids) if gid not in names.groups][:_LOOKUPS_LIMIT]
     if not users and not groups:
+        return
+    if names.from_files_only:
+        names.failure = "not in /etc/passwd or /etc/group, and no name service was asked yet"
         return
     if not (host.is_local and host.is_live):
         names.failure = "not in the host's /etc/passwd or /etc/group"
