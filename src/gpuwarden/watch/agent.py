@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
-import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +40,7 @@ from gpuwarden.watch.own_processes import OwnProcesses
 from gpuwarden.watch.own_sight import SIGHT_RULES, OwnSight, Sight
 from gpuwarden.watch.sampling import Sampling
 from gpuwarden.watch.telling import Telling, sinks_of
+from gpuwarden.watch.waiter import Waiter
 from gpuwarden.watch.workers import Worker
 
 BUDGET_SECONDS = 0.02
@@ -80,10 +78,8 @@ class Agent:
             same_pids=self.node.host_pid_namespace is not False,
         )
         self.denying: Denying | None = None
-        self.stopping = False
         self._workers: dict[str, Worker] = {}
         self._reload = reload_policy
-        self._reload_wanted = False
         self._begun = time.monotonic()
         self._rounds = 0
         self._follow_up = False
@@ -101,7 +97,7 @@ class Agent:
         options = self.options
         sinks = sinks_of([*self.policy.sinks, *options.sinks], events=options.events)
         with ExitStack() as stack:
-            self._wakeup(stack)
+            self._waiter = Waiter(stack)
             # Children first: they are forked from a process without threads.
             self._start_children(stack)
             self.telling = Telling(options.state_directory, sinks, node=self.node.hostname)
@@ -116,9 +112,9 @@ class Agent:
             sys.setswitchinterval(SWITCH_SECONDS)
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-            self._signals(stack)
+            self._waiter.attend_signals(stack)
             ready(str(self.choice))
-            self._loop(stack)
+            self._loop()
         return 0
 
     def _start_children(self, stack: ExitStack) -> None:
@@ -226,38 +222,15 @@ class Agent:
         self.falco = listeners.falco(self, stack)
         self.metrics = listeners.metrics(self, stack)
 
-    def _wakeup(self, stack: ExitStack) -> None:
-        self._ours, self._theirs = socket.socketpair()
-        for one in (self._ours, self._theirs):
-            one.setblocking(False)
-            stack.callback(one.close)
-
     def wake(self) -> None:
         """Makes the loop turn; from any thread."""
-        with contextlib.suppress(OSError):
-            self._theirs.send(b"w")
-
-    def _signals(self, stack: ExitStack) -> None:
-        before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        stack.callback(signal.set_wakeup_fd, before)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, number, signal.signal(number, self._stop))
-        stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, self._hang_up))
-
-    def _stop(self, number: int, frame: object) -> None:
-        self.stopping = True
-
-    def _hang_up(self, number: int, frame: object) -> None:
-        self._reload_wanted = True
+        self._waiter.wake()
 
     # ---------------------------------------------------------------- the loop
 
-    def _loop(self, stack: ExitStack) -> None:
-        self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._selector.register(self._ours, selectors.EVENT_READ)
-        self._registered: dict[str, int] = {}
+    def _loop(self) -> None:
         next_round = self._begun = time.monotonic()
-        while not self.stopping:
+        while not self._waiter.stopping:
             now = time.monotonic()
             if now - self._begun >= (self.options.for_seconds or FOR_EVER):
                 return
@@ -267,11 +240,9 @@ class Agent:
             if self.judging.is_due:
                 memory = self.sampling.memory(time.time_ns())
                 self.judging.ask(replace(memory, opens=self.watch.recent()))
-            self._register()
-            self._selector.select(self._patience(next_round))
-            with contextlib.suppress(BlockingIOError):
-                self._ours.recv(4096)
-            if self._reload_wanted:
+            self._waiter.wait(self._descriptors(), self._patience(next_round))
+            if self._waiter.reload_wanted:
+                self._waiter.reload_wanted = False
                 self._reload_policy()
             if self._follow_up:
                 self._follow_up = False
@@ -286,31 +257,16 @@ class Agent:
             self.devices.seconds_to_wait(),
             None if self.denying is None else self.denying.seconds_to_wait(),
         ]
-        return max(min(wait for wait in waits if wait is not None), 0.0)
+        return min(wait for wait in waits if wait is not None)
 
-    def _register(self) -> None:
-        """Keeps the selector at the descriptors there are: children come and go."""
-        wanted = {name: worker.fileno() for name, worker in self._workers.items()}
-        wanted["sampler"] = self.sampling.sampler.fileno()
-        wanted["probe"] = None if self.choice.probe is None else self.choice.probe.fileno()
-        for name, descriptor in wanted.items():
-            known = self._registered.get(name)
-            if known == descriptor:
-                continue
-            if known is not None:
-                self._unregister(known)
-                del self._registered[name]
-            if descriptor is not None:
-                # The number may have been another child's a moment ago.
-                self._unregister(descriptor)
-                self._selector.register(descriptor, selectors.EVENT_READ)
-                self._registered[name] = descriptor
+    def _descriptors(self) -> dict[str, int | None]:
+        """What can wake the loop; children come and go."""
+        found = {name: worker.fileno() for name, worker in self._workers.items()}
+        found["sampler"] = self.sampling.sampler.fileno()
+        found["probe"] = None if self.choice.probe is None else self.choice.probe.fileno()
         pids = {worker.pid for worker in self._workers.values() if worker.pid is not None}
         self.own.set_children(pids | set(self.sampling.sampler.child_pids))
-
-    def _unregister(self, descriptor: int) -> None:
-        with contextlib.suppress(KeyError, ValueError, OSError):
-            self._selector.unregister(descriptor)
+        return found
 
     def _turn(self) -> None:
         """Takes whatever is there, without waiting."""
@@ -407,7 +363,6 @@ class Agent:
                 data = data[os.write(STDOUT, data) :]
 
     def _reload_policy(self) -> None:
-        self._reload_wanted = False
         if self._reload is None:
             return
         try:

@@ -89,6 +89,8 @@ class Counts(Struct):
     unknown: int = 0
     """Of them, those that were judged without: nobody told in time."""
     ask_failures: int = 0
+    would_deny: int = 0
+    """Opens that enforcement would have denied, were it not a dry run."""
     queue_full: int = 0
     by_kind: dict[tuple[str, str], int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Events by how and, at the time they came, state."""
@@ -145,6 +147,7 @@ class OpenWatch:
             if isinstance(event, OpenEvent):
                 self.counts.opens += 1
                 self.counts.event(event.how, event.state)
+                self.counts.would_deny += event.denial == "would deny"
                 self._opened(event)
             elif isinstance(event, OpenReturn):
                 self.counts.returns += 1
@@ -164,6 +167,7 @@ class OpenWatch:
             return False
         self.counts.opens += 1
         self.counts.event(HOWS[fields[HOW]], "denied" if fields[DENIAL] == 1 else "attempted")
+        self.counts.would_deny += fields[DENIAL] == 2
         return True
 
     def _opened(self, event: OpenEvent) -> None:

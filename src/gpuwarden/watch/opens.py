@@ -121,6 +121,12 @@ class OpenBook:
         else:
             self._count(entry, event)
             self._entries.move_to_end(key)
+            further = _further(entry.event.state, event.state)
+            if event.source == "falco" and further != entry.event.state:
+                # Falco has seen how it ended.
+                entry.event = replace(entry.event, state=event.state)
+                entry.settled = True
+                yield key
             if entry.event.process.exe_inode != process.exe_inode:
                 # It executed another program since: that is news of its own.
                 entry.event = replace(event, state=_further(entry.event.state, event.state))

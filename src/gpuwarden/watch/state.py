@@ -64,7 +64,6 @@ def agent_state(agent: Agent, part_errors: PartErrors) -> AgentState:
     watch, sampling, choice = agent.watch, agent.sampling, agent.choice
     probe = choice.probe
     telling = agent.telling.view
-    decisions = () if agent.denying is None else agent.denying.decisions()
     return AgentState(
         tool_version=__version__,
         at_ns=now_ns,
@@ -88,8 +87,8 @@ def agent_state(agent: Agent, part_errors: PartErrors) -> AgentState:
         metadata_unknown=watch.counts.unknown,
         metadata_failures=watch.counts.ask_failures,
         tool_runs=watch.counts.tools,
-        denied=sum(one.state == "denied" for one in decisions),
-        would_deny=sum(one.state == "would deny" for one in decisions),
+        denied=0 if probe is None else probe.counters().denied,
+        would_deny=watch.counts.would_deny,
         sampling=_sampling(agent),
         sampling_seconds=agent.options.interval_seconds,
         sampling_age_seconds=None if not sampling.at_ns else max(now_ns - sampling.at_ns, 0) / 1e9,
