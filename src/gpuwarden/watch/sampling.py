@@ -105,7 +105,8 @@ class Sampling:
             unread_lists=_unread_lists(told),
         )
         self._add_up()
-        if told.at_ns - self._recorded_ns < RECORDED_NS:
+        # A clock that was set back must not keep anything from being recorded.
+        if 0 <= told.at_ns - self._recorded_ns < RECORDED_NS:
             return changed, []
         self._recorded_ns = told.at_ns
         return changed, self._samples(told.at_ns)
