@@ -155,7 +155,9 @@ def test_a_podman_container_that_was_passed_the_device_is_a_warning(
     assert finding["severity"] == "warning"
     tells_of(finding, f"container {name}", f"image {IMAGE}", f"sha256:{digest}", "/dev/nvidia0")
     tells_of(finding, "whoever started it passed GPUs in")
-    container = opens_of(agent, pid)[0]["container"]
+    event = opens_of(agent, pid)[0]
+    container = event["container"]
+    assert event["process"]["argv"] == list(holding("/dev/nvidia0"))
     assert (container["state"], container["id"], container["name"]) == ("known", identity, name)
     assert (container["image"], container["confirmed"]) == (IMAGE, True)
 
