@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.sensors.logins import parse_session, parse_utmp, somebody_logged_in
 
@@ -90,10 +91,26 @@ def test_where_logind_is_and_no_session_there_is_nobody(tmp_path: Path) -> None:
     assert somebody_logged_in(host(tmp_path, {})) is False
 
 
-def test_a_session_file_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
-    found = host(tmp_path, {"3": PERSON})
-    (tmp_path / "run/systemd/sessions/1").mkdir()
-    assert somebody_logged_in(found) is True
+@pytest.mark.parametrize(
+    ("error", "alone"), [(Denied("not ours"), None), (Unavailable("gone"), False)]
+)
+def test_a_session_file_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, error: GpuwardenError, alone: bool | None
+) -> None:
+    class Reluctant(Host):
+        def names(self, path: str) -> list[str]:
+            return sorted(super().names(path))
+
+        def read_text(self, path: str, limit: int = 1 << 20) -> str:
+            if path.endswith("/1"):
+                raise error
+            return super().read_text(path, limit)
+
+    host(tmp_path, {"1": PERSON, "3": PERSON})
+    assert somebody_logged_in(Reluctant(str(tmp_path))) is True
+    (tmp_path / "run/systemd/sessions/3").unlink()
+    # One that has ended is nobody; one that may not be read may be anybody.
+    assert somebody_logged_in(Reluctant(str(tmp_path))) is alone
 
 
 # ------------------------------------------------------------------ utmp

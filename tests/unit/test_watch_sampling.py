@@ -161,11 +161,11 @@ def test_a_pid_that_came_again_is_noticed_at_its_end_or_after_a_while(node: Node
     later = identity(100, start_time_ns=99 * S)
     write_process(node.root, later)
     node.sampling.ended(100)
-    mine = node.round(client(), seconds=10)[1][-1]
+    mine = node.round(client(), at_ns=node.at_ns + RECORDED_NS)[1][-1]
     assert (mine.start_time_ticks, mine.verdict) == (later.start_time_ticks, None)
     again = identity(100, start_time_ns=199 * S)
     write_process(node.root, again)  # nobody tells of an end where no probe could be loaded
-    mine = node.round(client(), seconds=CHECKED_SECONDS)[1][-1]
+    mine = node.round(client(), seconds=CHECKED_SECONDS, at_ns=node.at_ns + 3 * RECORDED_NS)[1][-1]
     assert mine.start_time_ticks == again.start_time_ticks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import Denied, GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.pattern import pattern
 
@@ -40,15 +40,18 @@ def somebody_logged_in(host: Host) -> bool | None:
         names = host.names(SESSIONS)[:_SESSIONS_LIMIT]
     except GpuwardenError:
         return _by_utmp(host)
+    unread = False
     for name in names:
         if name.endswith(".ref"):
             continue
         try:
             if parse_session(host.read_text(f"{SESSIONS}/{name}", 8192)):
                 return True
+        except Denied:
+            unread = True
         except GpuwardenError:
-            continue
-    return False
+            continue  # it has ended meanwhile
+    return None if unread else False
 
 
 def _by_utmp(host: Host) -> bool | None:
