@@ -10,10 +10,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpuwarden.errors import GpuwardenError
 from gpuwarden.finding import Finding, severity_rank
 from gpuwarden.model import Container, DeviceOpen, Process, Snapshot, ToolRun
 from gpuwarden.policy import Policy
@@ -26,20 +24,19 @@ from gpuwarden.probes.events import (
     OpenCount,
     OpenEvent,
     OpenReturn,
-    ProcessIdentity,
 )
 from gpuwarden.probes.skim import FIELDS
 from gpuwarden.sensors.device_nodes import Majors
-from gpuwarden.watch import examiner
 from gpuwarden.watch.alarms import Alarms
-from gpuwarden.watch.examiner import Examination, Examined
+from gpuwarden.watch.asking import Asking
+from gpuwarden.watch.counts import Counts
+from gpuwarden.watch.event_telling import EventTelling, Tell
 from gpuwarden.watch.identity import Identities, ticks
 from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
     OPEN_RULE_IDS,
     Surroundings,
     container_of,
-    container_state,
     device_names,
     findings_of,
     snapshot_of,
@@ -48,7 +45,8 @@ from gpuwarden.watch.open_judge import (
 )
 from gpuwarden.watch.opens import Entry, OpenBook, fact
 from gpuwarden.watch.opens import Key as EntryKey
-from gpuwarden.watch.waiting import HELD_SECONDS, Key, Waiting
+from gpuwarden.watch.tool_runs import OF_THE_MOMENT, ToolRuns, by_program
+from gpuwarden.watch.waiting import Key
 from gpuwarden.watch.workers import Worker
 
 HOW, DENIAL = (
@@ -58,46 +56,10 @@ HOW, DENIAL = (
 """Where these stand among the fields of a record that is only looked at."""
 QUEUE_LIMIT = 1 << 16
 PAST_LIMIT = 256
-FIRST_STATES = ("attempted", "opened", "denied")
 FORGOTTEN_NS = 5 * 10**9
 """How long the entries of a process that has ended are kept for events that come late."""
 
-OF_THE_MOMENT = ("mknod", "access")
-"""What leaves no descriptor: the business of the program that did it, not of its successor."""
 Observe = Callable[[list[Finding]], None]
-Tell = Callable[[DeviceOpen, Process, Sequence[Process], int], None]
-
-
-KINDS: tuple[tuple[str, str], ...] = (
-    *((how, state) for how in ("open", "mknod", "access", "other") for state in FIRST_STATES),
-    ("held", "opened"),
-)
-"""What is counted from the start: a count that first appears above zero hides its first rise."""
-
-
-class Counts(Struct):
-    """What the open watch did, for metrics."""
-
-    opens: int = 0
-    returns: int = 0
-    execs: int = 0
-    exits: int = 0
-    tools: int = 0
-    judged: int = 0
-    held: int = 0
-    """Processes that had to wait for their container or job."""
-    unknown: int = 0
-    """Of them, those that were judged without: nobody told in time."""
-    ask_failures: int = 0
-    would_deny: int = 0
-    """Opens that enforcement would have denied, were it not a dry run."""
-    queue_full: int = 0
-    by_kind: dict[tuple[str, str], int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    """Events by how and, at the time they came, state."""
-
-    def event(self, kind: str, state: str) -> None:
-        key = (kind, state)
-        self.by_kind[key] = self.by_kind.get(key, 0) + 1
 
 
 class OpenWatch:
@@ -126,18 +88,16 @@ class OpenWatch:
         self.origin: Callable[[int, int], Key | None] | None = None
         """Who used a device first in a process's line of forks, as the probe keeps it."""
         self._identities = identities
-        self._worker = worker
         self._observe = observe
-        self._tell = tell
+        self._asking = Asking(worker, surroundings, identities, self.counts)
+        self._waiting = self._asking.waiting
+        self._events: EventTelling | None = None
+        if tell is not None:
+            self._events = EventTelling(tell, self.book, identities, surroundings)
         self._queue: OrderedDict[Key, None] = OrderedDict()
-        self._waiting = Waiting()
-        self._tool_runs: OrderedDict[Key, dict[str, ToolRun]] = OrderedDict()
-        self._tool_identity: dict[Key, ExecEvent] = {}
-        self._tools_told: dict[Key, int] = {}
-        self._has_asked = False
+        self._tools = ToolRuns()
         self._ended: deque[tuple[int, Key]] = deque()
         self._past: deque[DeviceOpen] = deque(maxlen=PAST_LIMIT)
-        self._untold: deque[tuple[float, EntryKey, OpenEvent]] = deque()
 
     # ---------------------------------------------------------------- events
 
@@ -163,7 +123,7 @@ class OpenWatch:
 
     def skim(self, *fields: int) -> bool:
         """Counts an open that is one more of a known kind, before it is decoded; else False."""
-        if self._tell is not None or not self.book.skim(*fields):
+        if self._events is not None or not self.book.skim(*fields):
             return False
         self.counts.opens += 1
         self.counts.event(HOWS[fields[HOW]], "denied" if fields[DENIAL] == 1 else "attempted")
@@ -173,7 +133,7 @@ class OpenWatch:
     def _opened(self, event: OpenEvent) -> None:
         merged = self.book.merged_twins
         self._news(self.book.opened(event))
-        if self._tell is not None and self.book.merged_twins == merged:
+        if self._events is not None and self.book.merged_twins == merged:
             process = event.process
             key = (
                 process.pid,
@@ -183,7 +143,7 @@ class OpenWatch:
                 event.how,
                 event.denial,
             )
-            self._untold.append((time.monotonic(), key, event))
+            self._events.add(time.monotonic(), key, event)
 
     def _executed(self, event: ExecEvent) -> None:
         process = event.process
@@ -191,20 +151,7 @@ class OpenWatch:
         self._identities.forget((process.pid, process.start_time_ticks))
         if event.tool is not None:
             self.counts.tools += 1
-            mine = self._tool_runs.setdefault(key, {})
-            known = mine.get(event.tool)
-            mine[event.tool] = ToolRun(
-                pid=process.pid,
-                start_time_ticks=process.start_time_ticks,
-                tool=event.tool,
-                at_ns=event.at_ns if known is None else known.at_ns,
-                count=1 if known is None else known.count + 1,
-            )
-            self._tool_identity[key] = event
-            if len(self._tool_runs) > QUEUE_LIMIT:
-                old, _ = self._tool_runs.popitem(last=False)
-                self._tool_identity.pop(old, None)
-                self._tools_told.pop(old, None)
+            self._tools.ran(key, event, event.tool)
             self._enqueue(key)
         for entry_key in self.book.keys_of(*key):
             entry = self.book.entry(entry_key)
@@ -227,8 +174,8 @@ class OpenWatch:
             if entry is None or entry.event.how != "held":
                 continue
             self.counts.event("held", "opened")
-            if self._tell is not None:
-                self._untold.append((time.monotonic(), key, entry.event))
+            if self._events is not None:
+                self._events.add(time.monotonic(), key, entry.event)
         return changed
 
     def expired(self, since_boot_ns: int) -> None:
@@ -273,20 +220,24 @@ class OpenWatch:
         if found:
             self._observe(found)
         self._give_up_overdue()
-        self._ask()
-        self._tell_settled()
+        self._asking.ask(time.monotonic(), self._identity_of)
+        if self._events is not None:
+            self._events.tell_settled(time.monotonic(), self.majors, self._is_open)
+
+    def _is_open(self, key: Key) -> bool:
+        return self._waiting.holds(key) or key in self._queue
 
     def _judge(self, key: Key) -> list[Finding]:
         entries = [self.book.entry(one) for one in sorted(self.book.keys_of(*key))]
         present = [entry for entry in entries if entry is not None and not entry.at_start]
-        runs = tuple(self._tool_runs.get(key, {}).values())
-        programs = _by_program(present)
-        tool = self._tool_identity.get(key)
+        runs = self._tools.of(key)
+        programs = by_program(present)
+        tool = self._tools.last(key)
         opened = any(one.event.how not in OF_THE_MOMENT for one in present)
         known = {who.exe_inode for who, _ in programs}
-        if tool is not None and not opened and tool.process.exe_inode not in known:
+        if tool is not None and not opened and tool.exe_inode not in known:
             # It has opened nothing as the tool; what it did before was another program's.
-            programs.append((tool.process, []))
+            programs.append((tool, []))
         if not programs:
             return []
         now, at_ns = time.monotonic(), time.time_ns()
@@ -323,8 +274,7 @@ class OpenWatch:
             uses += entry.count - entry.told
             entry.told = entry.count
         if not present:
-            ran = sum(run.count for run in runs)
-            uses, self._tools_told[key] = ran - self._tools_told.get(key, 0), ran
+            uses = self._tools.untold(key)
         # What an exception of the policy covers is none, and so it ends one that is open.
         return self.alarms.put(_named(key), list(findings.values()), uses, at_ns)
 
@@ -383,71 +333,17 @@ class OpenWatch:
             self.counts.unknown += 1
             self._enqueue(key)
 
-    def _ask(self) -> None:
-        if self._worker.busy:
-            return
-        now = time.monotonic()
-        due = self._waiting.due(now)
-        if not due and self._has_asked:
-            return
-        # The first question is asked before anybody waits for it: it loads what speaks to a
-        # kubelet and to runtimes, which takes longer than any answer.
-        self._has_asked = True
-        processes: dict[int, Process] = {}
-        for key in due:
-            identity = self._identity_of(key)
-            if identity is None:
-                self._waiting.forget(key)
-                continue
-            processes[identity.pid] = identity
-            for parent in self._identities.lineage(identity):
-                processes.setdefault(parent.pid, parent)
-        question = Examination(
-            processes=tuple(processes.values()),
-            gpus=self.surroundings.gpus,
-            device_nodes=self.surroundings.device_nodes,
-        )
-        asked = False
-        try:
-            asked = self._worker.request(examiner.encode(question))
-        except GpuwardenError:
-            self.counts.ask_failures += 1
-        if asked:
-            self._waiting.asking(due)
-        else:
-            self._waiting.refused(due, now)
-
     def _identity_of(self, key: Key) -> Process | None:
         for one in self.book.keys_of(*key):
             entry = self.book.entry(one)
             if entry is not None:
                 return self._identities.process(entry.event.process)
-        tool = self._tool_identity.get(key)
-        return None if tool is None else self._identities.process(tool.process)
+        tool = self._tools.last(key)
+        return None if tool is None else self._identities.process(tool)
 
     def answered(self) -> None:
         """Takes the examiner's answer, if it is there, and judges what waited for it."""
-        try:
-            body = self._worker.take()
-        except GpuwardenError:
-            self.counts.ask_failures += 1
-            self._requeue()
-            return
-        if body is None:
-            return
-        answer = examiner.decode(body)
-        self._keep(answer)
-        self._requeue()
-
-    def _keep(self, answer: Examined) -> None:
-        self.surroundings.keep(answer.containers, answer.asked_at_ns)
-        if answer.sources_at_ns:
-            self.surroundings.sources = answer.sources
-            self.surroundings.workloads = answer.workloads
-            self.surroundings.sources_at_ns = answer.sources_at_ns
-
-    def _requeue(self) -> None:
-        for key in self._waiting.answered():
+        for key in self._asking.answered():
             self._enqueue(key)
 
     # ---------------------------------------------------------------- time
@@ -469,9 +365,7 @@ class OpenWatch:
                 break
             forgotten.append(key)
             self._waiting.forget(key)
-            self._tool_runs.pop(key, None)
-            self._tool_identity.pop(key, None)
-            self._tools_told.pop(key, None)
+            self._tools.forget(key)
             self._identities.forget(_named(key))
         return forgotten
 
@@ -490,10 +384,10 @@ class OpenWatch:
         """Until something that waits is due; None when nothing does."""
         if self._queue:
             return 0.0
-        due = self._waiting.next_time(busy=self._worker.busy)
-        times = [] if due is None else [due]
-        if self._untold:
-            times.append(self._untold[0][0] + HELD_SECONDS)
+        due = [self._asking.next_time()]
+        if self._events is not None:
+            due.append(self._events.next_time())
+        times = [one for one in due if one is not None]
         return None if not times else max(min(times) - time.monotonic(), 0.01)
 
     @property
@@ -534,51 +428,10 @@ class OpenWatch:
         """Its container as far as it is known."""
         return container_of(process, self.surroundings)
 
-    # ---------------------------------------------------------------- telling
-
-    def _tell_settled(self) -> None:
-        """Event lines, in the order of the events; one that is not settled holds up to 2 s."""
-        if self._tell is None:
-            return
-        now = time.monotonic()
-        names = device_names(self.surroundings.device_nodes)
-        while self._untold:
-            since, key, event = self._untold[0]
-            entry = self.book.entry(key)
-            process_key = key[:2]
-            settled = entry is None or not entry.waits
-            known = not self._waiting.holds(process_key) and process_key not in self._queue
-            if not (settled and known) and now - since < HELD_SECONDS:
-                return
-            self._untold.popleft()
-            shown = event if entry is None else replace(event, state=entry.event.state)
-            process = self._identities.process(event.process)
-            alone = Entry(event=shown, first_ns=event.at_ns, last_ns=event.at_ns)
-            told = replace(
-                fact(alone, self.majors, names),
-                container_state=container_state(process, self.surroundings),
-            )
-            self._tell(told, process, self._identities.lineage(process), event.at_ns)
-
 
 def _named(key: Key) -> tuple[int, int]:
     """A process as findings name it: by its start in ticks."""
     return key[0], ticks(key[1])
-
-
-def _by_program(entries: Iterable[Entry]) -> list[tuple[ProcessIdentity, list[Entry]]]:
-    """What each program of a process did, the one that runs last at the end.
-
-    A container's first process makes its nodes as the runtime, before it becomes the image's own.
-    """
-    programs: dict[int | None, tuple[ProcessIdentity, list[Entry]]] = {}
-    for entry in sorted(entries, key=lambda e: (e.event.how not in OF_THE_MOMENT, e.event.at_ns)):
-        who = entry.event.process
-        # One that is known from its descriptor alone tells of no program.
-        inode = who.exe_inode if who.exe_inode is not None else next(reversed(programs), None)
-        before, done = programs.pop(inode, (who, []))
-        programs[inode] = (before if who.exe_inode is None else who, [*done, entry])
-    return list(programs.values())
 
 
 def _graver(one: Finding, other: Finding) -> bool:
