@@ -155,6 +155,26 @@ def test_a_container_that_nobody_tells_of_is_unknown_after_two_seconds_never_hos
     assert watching.watch.counts.unknown == 1
 
 
+def test_a_container_that_its_group_alone_names_is_not_known(make: Make) -> None:
+    watching = make()
+    watching.know(container(confirmed=False))
+    watching.feed(got_it(contained()))
+    assert watching.findings == []
+    assert watching.examiner.questions == [[200]]
+
+
+@pytest.mark.parametrize(("seen_at_ns", "known"), [(LATER_NS, True), (1, False)])
+def test_a_container_without_a_group_of_its_own_is_known_by_its_mounts(
+    make: Make, seen_at_ns: int, known: bool
+) -> None:
+    """Bare runc; a number of a namespace that was seen before the process began is another's."""
+    watching = make()
+    watching.know(container(), at_ns=seen_at_ns)
+    watching.feed(got_it(contained(cgroup_path="/init.scope")))
+    assert (watching.watch.pending == 0) is known
+    assert [one.rule for one in watching.findings] == ([CONTAINER] if known else [])
+
+
 def test_the_examiner_that_says_nothing_at_all_changes_nothing_of_that(make: Make) -> None:
     watching = make()
     watching.examiner.slow = True
