@@ -85,7 +85,7 @@ class DeviceSide:
         watch.book.boot_offset_ns = boot_offset_ns()
         if self.choice.probe is not None:
             self.choice.probe.skim = watch.skim
-            watch.origin = self.choice.probe.opener
+            watch.forebears.origin = self.choice.probe.opener
 
     # ---------------------------------------------------------------- events
 

@@ -31,6 +31,7 @@ from gpuwarden.watch.alarms import Alarms
 from gpuwarden.watch.asking import Asking
 from gpuwarden.watch.counts import Counts
 from gpuwarden.watch.event_telling import EventTelling, Tell
+from gpuwarden.watch.forebears import Forebears
 from gpuwarden.watch.identity import Identities, ticks
 from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
@@ -85,8 +86,7 @@ class OpenWatch:
         self.policy = policy
         self.policy_path = policy_path
         self.surroundings = surroundings
-        self.origin: Callable[[int, int], Key | None] | None = None
-        """Who used a device first in a process's line of forks, as the probe keeps it."""
+        self.forebears = Forebears(self.book)
         self._identities = identities
         self._observe = observe
         self._asking = Asking(worker, surroundings, identities, self.counts)
@@ -293,7 +293,7 @@ class OpenWatch:
         for entry in entries:
             event = entry.event
             if event.how == "held":
-                entry.opened_by = self._forebear(
+                entry.opened_by = self.forebears.of(
                     event.major, event.minor, process, event.process.start_time_ns, lineage
                 )
             opens.append(fact(entry, self.majors, names))
@@ -306,25 +306,6 @@ class OpenWatch:
             tool_runs=tools,
             asked_in_vain=vain,
         )
-
-    def _forebear(
-        self, major: int, minor: int, process: Process, start_ns: int, lineage: Sequence[Process]
-    ) -> int | None:
-        openers = self.book.openers(major, minor)
-        for parent in lineage:
-            if parent.pid in openers:
-                return parent.pid
-        if self.origin is not None:
-            # The kernel follows forks, also when those between have ended.
-            found = self.origin(process.pid, start_ns)
-            if found is not None and self.book.has_opened(*found, major, minor):
-                return found[0]
-            return None
-        # A parent that has ended leaves its number behind as its children's group or session.
-        for pid in (process.ppid, process.process_group, process.session_id):
-            if pid is not None and pid != process.pid and pid in openers:
-                return pid
-        return None
 
     # ---------------------------------------------------------------- asking
 
