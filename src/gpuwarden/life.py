@@ -184,7 +184,8 @@ class FindingLife:
         for key, (finding, times) in seen.items():
             life = self._open.get(key)
             if life is None:
-                if len(self._open) >= MAX_OPEN:
+                # A crowd must not keep our own troubles from being told: those are few.
+                if len(self._open) >= MAX_OPEN and finding.subject.kind != "source":
                     self.overflowed += 1
                     continue
                 news.append(self._opened(finding, times, at_ns, len(news)))

@@ -12,8 +12,9 @@ from types import TracebackType
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.model import Gap
 from gpuwarden.store_database import IN_MEMORY, hold_directory
-from gpuwarden.store_findings import FindingState, Ledger, LedgerLimits, News, SinkCursor
+from gpuwarden.store_findings import Ledger
 from gpuwarden.store_samples import Point, Sample, SampleLimits, SampleStore, Series
+from gpuwarden.store_spool import FindingState, LedgerLimits, News, SinkCursor
 
 __all__ = [
     "FindingState",
@@ -72,7 +73,9 @@ class Store:
         store = cls.__new__(cls)
         store.directory = directory
         store._held = None
-        store.findings = Ledger(IN_MEMORY)
+        # Nobody reads what is resolved there, and nothing of it may grow.
+        limits = LedgerLimits(spool_bytes=VOLATILE_BYTES, resolved_rows=0)
+        store.findings = Ledger(IN_MEMORY, limits)
         store.samples = SampleStore(IN_MEMORY, SampleLimits(size_bytes=VOLATILE_BYTES))
         store.findings.set_aside = Gap(
             sensor="store",

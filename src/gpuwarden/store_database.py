@@ -268,3 +268,28 @@ def bytes_used(connection: sqlite3.Connection) -> int:
         for name in ("page_count", "freelist_count", "page_size")
     )
     return int((pages - free) * size)
+
+
+class ToldMark:
+    """A file beside a database that is there while all that was told of it is written in it.
+
+    A full disk takes no new byte, but lets a file be removed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = None if path == IN_MEMORY else f"{path}-told"
+
+    @property
+    def is_set(self) -> bool:
+        return self._path is None or os.path.lexists(self._path)
+
+    def set(self) -> None:
+        """Where it cannot be made, the next start takes it for not set."""
+        if self._path is not None:
+            with suppress(OSError):
+                _make_file(self._path)
+
+    def clear(self) -> None:
+        if self._path is not None:
+            with suppress(OSError):
+                os.unlink(self._path)

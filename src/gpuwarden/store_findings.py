@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
-
-import msgspec
 
 from gpuwarden.errors import Unavailable
 from gpuwarden.model import Gap
@@ -17,6 +14,7 @@ from gpuwarden.store_database import (
     BUSY,
     BUSY_SECONDS,
     LOCKED,
+    ToldMark,
     bytes_used,
     open_database,
     open_read_only,
@@ -24,6 +22,7 @@ from gpuwarden.store_database import (
     transaction,
     trouble,
 )
+from gpuwarden.store_spool import FindingState, LedgerLimits, News, SinkCursor, Unwritten
 
 MIGRATIONS = (
     """
@@ -45,55 +44,8 @@ STEP = 1000
 
 UNWRITTEN_ROWS = 4000
 """News kept in memory while they cannot be written."""
-
-
-class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of findings is kept."""
-
-    spool_rows: int = 100_000
-    spool_bytes: int = 64 << 20
-    resolved_age_ns: int = 90 * 86_400 * 10**9
-
-
-class FindingState(NamedTuple):
-    """What the life of one finding needs after a restart; ``state`` is its caller's to read."""
-
-    id: str
-    open: bool
-    last_seen_ns: int
-    state: bytes
-
-
-class News(NamedTuple):
-    """One transition to be delivered."""
-
-    sequence: int
-    at_ns: int
-    body: bytes
-
-
-class SinkCursor(msgspec.Struct):
-    """How far one sink is; ``dropped`` counts what it never got and never will."""
-
-    cursor: int = 0
-    dropped: int = 0
-
-
-class _Unwritten:
-    """What could not be written yet; merged, so that a full disk costs bounded memory."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, FindingState] = {}
-        self.news: deque[News] = deque()
-        self.cursors = False
-
-    def __bool__(self) -> bool:
-        return bool(self.states or self.news or self.cursors)
-
-    def clear(self) -> None:
-        self.states.clear()
-        self.news.clear()
-        self.cursors = False
+UNWRITTEN_STATES = 1000
+"""States so kept; beyond it, findings that began and ended meanwhile are not remembered."""
 
 
 class Ledger:
@@ -113,8 +65,9 @@ class Ledger:
         self.trouble: Gap | None = None
         self.set_aside: Gap | None = None
         self._lock = threading.RLock()
-        self._unwritten = _Unwritten()
+        self._unwritten = Unwritten()
         self._sinks: dict[str, SinkCursor] = {}
+        self._mark = ToldMark(path)
         if read_only:
             self._connection = open_read_only(path)
         else:
@@ -123,6 +76,8 @@ class Ledger:
             )
         try:
             self._load()
+            if not read_only:
+                self._settle_stream()
         except (sqlite3.Error, KeyError) as error:
             self._connection.close()
             raise Unavailable(f"{path}: not a memory of gpuwarden ({error})") from error
@@ -130,7 +85,8 @@ class Ledger:
     def _load(self) -> None:
         meta = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.stream = str(meta["stream"])
-        """Names this run of sequences: a new one begins only with a new database."""
+        """Names this run of sequences: a new one begins with a new database, and after a death with
+        news that were told and could not be written: their numbers are given again."""
         self.last_sequence = int(meta["sequence"])
         self._rows, self._bytes = self._connection.execute(
             "SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox"
@@ -138,6 +94,19 @@ class Ledger:
         # Before anything is removed: a sink that is not registered yet still wants what is here.
         self._sinks = self._saved_cursors()
         self._written_sequence = self.last_sequence
+
+    def _settle_stream(self) -> None:
+        """Begins a new stream where sequences were told, before a death, that are not in here."""
+        if self.last_sequence and not self._mark.is_set:
+            self.stream = os.urandom(8).hex()
+            try:
+                with transaction(self._connection) as connection:
+                    connection.execute(
+                        "UPDATE meta SET value = ? WHERE key = 'stream'", (self.stream,)
+                    )
+            except sqlite3.Error:
+                return  # the mark stays away: the next start tries again
+        self._mark.set()
 
     def _saved_cursors(self) -> dict[str, SinkCursor]:
         return {
@@ -178,6 +147,8 @@ class Ledger:
                 self._rows += 1
                 self._bytes += len(item.body)
             written = self._flush() if self._unwritten else True
+            if len(self._unwritten.states) > UNWRITTEN_STATES:
+                self._forget_unwritten()
             self._shorten()
             return written
 
@@ -197,11 +168,26 @@ class Ledger:
             self.trouble = trouble(
                 self.path, error, "findings are delivered but not remembered over a restart"
             )
+            if self._unwritten.news:
+                self._mark.clear()
             with suppress(sqlite3.Error):
                 # Another wait for a foreign lock would delay every round and every delivery.
                 self._connection.execute("PRAGMA busy_timeout=100")
             return False
         return True
+
+    def _forget_unwritten(self) -> None:
+        """Lets go of resolved findings, but for those that a restart would take for open ones."""
+        try:
+            rows = self._connection.execute("SELECT id FROM findings WHERE open").fetchall()
+        except sqlite3.Error:
+            rows = []  # what cannot be read now is not what a restart goes on from
+        open_on_disk = {key for (key,) in rows}
+        self._unwritten.states = {
+            key: state
+            for key, state in self._unwritten.states.items()
+            if state.open or key in open_on_disk
+        }
 
     def _write(self) -> None:
         unwritten = self._unwritten
@@ -213,10 +199,7 @@ class Ledger:
                 connection.executemany(
                     "INSERT OR REPLACE INTO findings (id, open, last_seen_ns, state) "
                     "VALUES (?, ?, ?, ?)",
-                    [
-                        (s.id, int(s.open), s.last_seen_ns, s.state)
-                        for s in unwritten.states.values()
-                    ],
+                    unwritten.states.values(),
                 )
             if unwritten.news:
                 connection.executemany("INSERT INTO outbox VALUES (?, ?, ?)", unwritten.news)
@@ -233,6 +216,7 @@ class Ledger:
         self._written_sequence = self.last_sequence
         if self.trouble is not None:
             self.trouble = None
+            self._mark.set()
             self._connection.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
     def register(self, keys: Sequence[str]) -> None:
@@ -359,7 +343,10 @@ class Ledger:
             return bytes_used(self._connection)
 
     def trim(self, now_ns: int) -> int:
-        """Forgets resolved findings that are too old, at most ``STEP``; the number removed."""
+        """Forgets resolved findings that are too old or too many, some thousand at most.
+
+        Gives the number removed.
+        """
         with self._lock:
             try:
                 with transaction(self._connection) as connection:
@@ -367,6 +354,12 @@ class Ledger:
                         "DELETE FROM findings WHERE id IN (SELECT id FROM findings "
                         "WHERE open = 0 AND last_seen_ns < ? LIMIT ?)",
                         (now_ns - self.limits.resolved_age_ns, STEP),
+                    ).rowcount
+                    removed += connection.execute(
+                        "DELETE FROM findings WHERE id IN (SELECT id FROM findings WHERE open = 0 "
+                        "ORDER BY last_seen_ns LIMIT max(0, min(?, "
+                        "(SELECT count(*) FROM findings WHERE open = 0) - ?)))",
+                        (4 * STEP, self.limits.resolved_rows),
                     ).rowcount
                 self._connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
             except sqlite3.Error as error:

@@ -16,6 +16,8 @@ from gpuwarden.sinks.sink import Outcome, Sink
 from gpuwarden.store import Ledger, News
 
 IDLE_SECONDS = 1.0
+STUCK_NS = 10 * 10**9
+"""A delivery that takes longer counts as failing: a full pipe that nobody reads never ends it."""
 REFUSALS = 3
 """How often a receiver may refuse one finding for what is in it before it is given up."""
 
@@ -60,9 +62,19 @@ class _Worker:
         self.failures = 0
         self.failing_since_ns: int | None = None
         self.error = ""
+        self.trying_since_ns: int | None = None
         self.refused_sequence = 0
         self.refusals = 0
         self.repeat_at = time.monotonic() + (sink.repeat_seconds or 0.0)
+
+    def failing(self, now_ns: int) -> tuple[int | None, str]:
+        """Since when, and how; a delivery that does not end is a failure, too."""
+        if self.failing_since_ns is not None:
+            return self.failing_since_ns, self.error
+        trying = self.trying_since_ns
+        if trying is not None and now_ns - trying >= STUCK_NS:
+            return trying, "a delivery began and does not end: nobody reads it"
+        return None, self.error
 
     def note(self, outcome: Outcome) -> None:
         if outcome.kind == "delivered":
@@ -115,19 +127,24 @@ class Dispatcher:
         """How each sink fares, in the order they were given."""
         cursors = self._ledger.cursors()
         last = self._ledger.last_sequence
-        return [
-            SinkHealth(
-                name=worker.sink.name,
-                delivered=worker.delivered,
-                repeated=worker.repeated,
-                dropped=cursors[worker.sink.key].dropped,
-                waiting=last - cursors[worker.sink.key].cursor,
-                failures=worker.failures,
-                failing_since_ns=worker.failing_since_ns,
-                error=worker.error,
+        now_ns = time.time_ns()
+        found = []
+        for worker in self._workers:
+            cursor = cursors[worker.sink.key]
+            since, error = worker.failing(now_ns)
+            found.append(
+                SinkHealth(
+                    name=worker.sink.name,
+                    delivered=worker.delivered,
+                    repeated=worker.repeated,
+                    dropped=cursor.dropped,
+                    waiting=last - cursor.cursor,
+                    failures=worker.failures,
+                    failing_since_ns=since,
+                    error=error,
+                )
             )
-            for worker in self._workers
-        ]
+        return found
 
     def drain(self, seconds: float) -> bool:
         """Waits until every sink has everything; False when some do not by then."""
@@ -196,10 +213,12 @@ class Dispatcher:
 
     @staticmethod
     def _attempt(worker: _Worker, body: bytes) -> Outcome:
+        worker.trying_since_ns = time.time_ns()
         try:
             outcome = worker.sink.deliver(body)
         except Exception as error:  # noqa: BLE001 - a defect of one sink must not end its thread
             outcome = Outcome("refused", f"{type(error).__name__}: {error}"[:200])
+        worker.trying_since_ns = None
         worker.note(outcome)
         return outcome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 
 from gpuwarden.sinks.sink import DELIVERED, Outcome
@@ -28,11 +29,26 @@ class StdoutSink:
         self._descriptor = descriptor
 
     def deliver(self, finding_json: bytes) -> Outcome:
+        return self.write(finding_json + b"\n")
+
+    def write(self, data: bytes) -> Outcome:
+        """All of it, as it is."""
         try:
-            _write_all(self._descriptor, finding_json + b"\n")
+            _write_all(self._descriptor, data)
         except OSError as error:
             return Outcome("retry", error.strerror or "cannot be written")
         return DELIVERED
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Nobody will read it again: the other end of the pipe, or the terminal, is closed."""
+        poll = select.poll()
+        try:
+            poll.register(self._descriptor, 0)
+            # Errors and hang-ups are told of unasked.
+            return bool(poll.poll(0))
+        except (OSError, ValueError):
+            return False
 
     def close(self) -> None:
         pass

@@ -9,6 +9,7 @@ from gpuwarden.model import Gap
 from gpuwarden.sinks.dispatcher import SinkHealth
 
 SILENT_NS = 60 * 10**9
+EVERY_SINK = "every sink"
 DROPS_STAY_NS = 3600 * 10**9
 
 ALARMS_DROPPED = Advisory(
@@ -57,27 +58,42 @@ def _finding(advisory: Advisory, name: str, evidence: Iterable[Evidence]) -> Fin
 class OwnTrouble:
     """Keeps what one look at the counters does not show: which of them grew, and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent_ns: int = SILENT_NS) -> None:
+        """A sink that fails for ``silent_ns`` is told of."""
+        self._silent_ns = silent_ns
         self._dropped: dict[str, int] = {}
         self._grew_at_ns: dict[str, int] = {}
 
     def findings(
-        self, health: Sequence[SinkHealth], troubles: Sequence[Gap], at_ns: int
+        self,
+        health: Sequence[SinkHealth],
+        troubles: Sequence[Gap],
+        at_ns: int,
+        *,
+        not_opened: int = 0,
+        most_open: int = 0,
     ) -> list[Finding]:
-        """What holds now; a drop is told for an hour after the last one."""
+        """What holds now; a drop is told for an hour after the last one.
+
+        ``not_opened`` counts findings that no sink got, since ``most_open`` others were open.
+        """
         found = []
+        if self._has_grown(EVERY_SINK, not_opened, at_ns):
+            text = (
+                f"{not_opened} times a finding was not told since the start: {most_open} others "
+                "were open"
+            )
+            found.append(
+                _finding(ALARMS_DROPPED, EVERY_SINK, [Evidence(source="findings", text=text)])
+            )
         for sink in health:
-            if sink.dropped > self._dropped.get(sink.name, 0):
-                self._grew_at_ns[sink.name] = at_ns
-            self._dropped[sink.name] = sink.dropped
-            grew = self._grew_at_ns.get(sink.name)
-            if grew is not None and at_ns - grew < DROPS_STAY_NS:
+            if self._has_grown(sink.name, sink.dropped, at_ns):
                 text = f"{sink.dropped} dropped since the sink was set up"
                 found.append(
                     _finding(ALARMS_DROPPED, sink.name, [Evidence(source="spool", text=text)])
                 )
             since = sink.failing_since_ns
-            if since is not None and at_ns - since >= SILENT_NS:
+            if since is not None and at_ns - since >= self._silent_ns:
                 evidence = [Evidence(source=sink.name, text=sink.error or "no answer")]
                 found.append(_finding(SINK_NOT_ANSWERING, sink.name, evidence))
         by_path: dict[str, list[Evidence]] = {}
@@ -86,3 +102,11 @@ class OwnTrouble:
             by_path.setdefault(gap.what, []).append(Evidence(source=gap.sensor, text=text))
         found += [_finding(MEMORY_NOT_KEPT, path, texts) for path, texts in by_path.items()]
         return found
+
+    def _has_grown(self, name: str, count: int, at_ns: int) -> bool:
+        """Whether a count has grown within the last hour."""
+        if count > self._dropped.get(name, 0):
+            self._grew_at_ns[name] = at_ns
+        self._dropped[name] = count
+        grew = self._grew_at_ns.get(name)
+        return grew is not None and at_ns - grew < DROPS_STAY_NS

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError, UsageError
 from gpuwarden.finding import Finding
-from gpuwarden.life import FindingLife
+from gpuwarden.life import MAX_OPEN, FindingLife
 from gpuwarden.model import Gap
 from gpuwarden.outputs.words import escape
 from gpuwarden.sinks.dispatcher import Backoff, Dispatcher, SinkHealth
@@ -207,7 +207,9 @@ class Telling:
         findings = list(job.findings)
         if job.is_round:
             health, troubles = self._dispatcher.health(), self._store.troubles
-            findings += self._trouble.findings(health, troubles, now_ns)
+            findings += self._trouble.findings(
+                health, troubles, now_ns, not_opened=self._life.overflowed, most_open=MAX_OPEN
+            )
         if self._life.observe(findings, now_ns, job.evaluated):
             self._dispatcher.wake()
         if job.missing is not None:
