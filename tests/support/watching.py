@@ -30,9 +30,12 @@ READY = "device opens are seen by"
 class Watching:
     """The agent, what it told so far, and its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, told: Path, errors: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, told: Path, errors: Path, state: Path
+    ) -> None:
         self.process = process
         self.told = told
+        self.state = state
         self._errors = errors
 
     @property
@@ -90,6 +93,11 @@ class Watching:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(SECONDS)
 
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
 
 def devices_file(directory: Path, extra: Sequence[str] = ()) -> Path:
     """A /proc/devices in which 203 and 195 are NVIDIA's."""
@@ -103,17 +111,27 @@ def devices_file(directory: Path, extra: Sequence[str] = ()) -> Path:
 
 @contextmanager
 def watching(
-    directory: Path, *arguments: str, sinks: Sequence[str] = ("stdout",), ready: bool = True
+    directory: Path,
+    *arguments: str,
+    sinks: Sequence[str] = ("stdout",),
+    ready: bool = True,
+    state: Path | None = None,
+    program: Sequence[str] = ("gpuwarden",),
+    stdout: int | None = None,
 ) -> Iterator[Watching]:
-    """Runs the agent until the block ends; ``directory`` keeps its state and what it says."""
+    """Runs the agent until the block ends; ``directory`` keeps its state and what it says.
+
+    ``state`` is another place for its state, ``program`` a module with its arguments that runs it,
+    ``stdout`` a descriptor that it writes to in place of a file.
+    """
     if os.geteuid() != 0:
         unavailable("the agent loads eBPF as root only")
     told, errors = directory / "told.jsonl", directory / "errors.txt"
-    state = directory / "state"
+    state = state or directory / "state"
     argv = [
         "unshare", "--mount", "--propagation", "private", "sh", "-c",
         f'mount --bind {devices_file(directory)} /proc/devices && exec "$@"', "sh",
-        sys.executable, "-m", "gpuwarden", "watch", "--state", str(state),
+        sys.executable, "-m", *program, "watch", "--state", str(state),
         *(word for sink in sinks for word in ("--sink", sink)), *arguments,
     ]  # fmt: skip
     before = errors.read_text().count(READY) if errors.exists() else 0
@@ -121,11 +139,11 @@ def watching(
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=out if stdout is None else stdout,
             stderr=complaints,
             env={**os.environ, "PYTHONPATH": "src"},
         )
-    agent = Watching(process, told=told, errors=errors)
+    agent = Watching(process, told=told, errors=errors, state=state)
     try:
         if ready:
             agent.wait(lambda: agent.errors.count(READY) > before, "the start")
