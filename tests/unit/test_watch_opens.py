@@ -237,3 +237,22 @@ def test_every_use_is_counted_once_whatever_the_order(
             list(book.expired(10**18))
     counted = sum(entry.count for key, entry in book.entries().items() if key[4] != "held")
     assert counted + lost == expected
+
+
+def test_an_open_that_takes_longer_than_it_is_waited_for_is_seen_when_it_is_held() -> None:
+    book = OpenBook()
+    book.held([], 1)
+    (key,) = book.opened(opened())
+    list(book.expired(10**18))
+    assert book.held([held()], 2) == ([key], True)
+    assert book.entries()[key].event.state == "opened"
+    assert book.held([held()], 3) == ([], False)
+
+
+def test_to_ask_or_to_be_refused_first_hides_nobody_who_was_passed_a_descriptor() -> None:
+    for fields in ({"how": "access"}, {"state": "denied", "denial": "denied"}, {"how": "mknod"}):
+        book = OpenBook()
+        book.held([], 1)
+        list(book.opened(opened(**fields)))
+        (key,), _ = book.held([held()], 2)
+        assert key[4] == "held"

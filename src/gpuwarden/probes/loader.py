@@ -27,10 +27,11 @@ from gpuwarden.probes.events import (
     OpenCount,
     boot_offset_ns,
 )
+from gpuwarden.probes.layouts import PATH_BYTES
 from gpuwarden.probes.libbpf import RING_CALLBACK, Libbpf, library
 from gpuwarden.probes.loading import NOT_LOADED, LoadedObject, check_needs, explained
 from gpuwarden.probes.settings import Counters, Number, Settings
-from gpuwarden.probes.skim import HEAD, RECORD_BYTES, Skim
+from gpuwarden.probes.skim import HEAD, PATH_AT, RECORD_BYTES, Skim
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 WAYS = tuple(ways.BY_NAME)
@@ -202,7 +203,10 @@ class DeviceOpenProbe:
         if (
             self.skim is not None
             and size == RECORD_BYTES
-            and self.skim(*HEAD.unpack(ctypes.string_at(data, HEAD.size)))
+            and self.skim(
+                HEAD.unpack(ctypes.string_at(data, HEAD.size)),
+                ctypes.string_at(data + PATH_AT, PATH_BYTES),
+            )
         ):
             self._skimmed += 1
             return -errno.EAGAIN if self._skimmed >= SKIMMED else 0

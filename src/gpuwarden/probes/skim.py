@@ -11,16 +11,16 @@ import struct
 from collections.abc import Callable
 
 from gpuwarden.probes import layouts
-from gpuwarden.probes.events import HOWS, Denial, How
+from gpuwarden.probes.events import Denial
 
 OVERLAY_ROOT = 1
 DENIALS: tuple[Denial, ...] = ("", "denied", "would deny")
 
-Skim = Callable[[int, int, int, int, int, int, int, int, int, int], bool]
-"""Takes the values of ``FIELDS``; True when that is all there was to know of the record."""
+Skim = Callable[[tuple[int, ...], bytes], bool]
+"""Takes the values of ``FIELDS`` and the path's bytes; True when there was no more to know."""
 
 _PROCESS = layouts.offset("open_record", "process")
-_CODES = {"Q": 8, "I": 4}
+_CODES = {"Q": 8, "I": 4, "i": 4}
 FIELDS: tuple[tuple[str, str, int], ...] = tuple(
     sorted(
         (
@@ -33,6 +33,7 @@ FIELDS: tuple[tuple[str, str, int], ...] = tuple(
                     ("minor", "I"),
                     ("how", "I"),
                     ("denial", "I"),
+                    ("path_length", "i"),
                 )
             ),
             *(
@@ -48,7 +49,7 @@ FIELDS: tuple[tuple[str, str, int], ...] = tuple(
         key=lambda field: field[2],
     )
 )
-"""Name, code of the struct module, offset in the record; in the order of ``Skim``'s parameters."""
+"""Name, code of the struct module, offset in the record; in the order in which they lie there."""
 
 
 def _format() -> str:
@@ -63,8 +64,11 @@ def _format() -> str:
 
 HEAD = struct.Struct(_format())
 RECORD_BYTES = layouts.size("open_record")
+PATH_AT = layouts.offset("open_record", "path")
 
 
-def how_of(number: int) -> How:
-    """A record's ``how`` as its event has it; ``other`` for a number that none has."""
-    return HOWS[number] if number < len(HOWS) else "other"
+def path_of(path: bytes, length: int) -> str | None:
+    """The path as its event has it; None where the record has none."""
+    if length <= 0:
+        return None
+    return path.partition(b"\0")[0].decode("utf-8", "backslashreplace")

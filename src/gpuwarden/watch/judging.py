@@ -10,8 +10,8 @@ from gpuwarden.watch.judgement import Judged, Memory
 from gpuwarden.watch.workers import Worker
 
 LEAST_SECONDS = 2.0
-SHARE = 20.0
-"""A judgement is followed by at least so many times its own length without one: 5% of a core."""
+SHARE = 10.0
+"""A judgement is followed by at least so many times its own length without one."""
 FOLLOW_UP_SECONDS = 10.0
 FAILURES_TOLD = 2
 

@@ -121,9 +121,9 @@ class OpenWatch:
                 self.alarms.ended(_named(key), event.at_ns)
                 self._ended.append((event.at_ns, key))
 
-    def skim(self, *fields: int) -> bool:
+    def skim(self, fields: tuple[int, ...], path: bytes) -> bool:
         """Counts an open that is one more of a known kind, before it is decoded; else False."""
-        if self._events is not None or not self.book.skim(*fields):
+        if self._events is not None or not self.book.skim(fields, path):
             return False
         self.counts.opens += 1
         self.counts.event(HOWS[fields[HOW]], "denied" if fields[DENIAL] == 1 else "attempted")

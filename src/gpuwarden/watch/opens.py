@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuwarden.model import DeviceOpen, OpenState
@@ -18,13 +18,15 @@ from gpuwarden.probes.events import (
     OpenReturn,
     ProcessIdentity,
 )
-from gpuwarden.probes.skim import DENIALS, OVERLAY_ROOT
+from gpuwarden.probes.skim import DENIALS, OVERLAY_ROOT, path_of
 from gpuwarden.probes.states import Attempts, Twins
 from gpuwarden.sensors.device_nodes import Majors, kind_of
 from gpuwarden.watch.identity import ticks
 
 ENTRIES_LIMIT = 1 << 16
 PAST_LIMIT = 4096
+PATHS_LIMIT = 8
+"""Names of one device, used by one process in one way."""
 FURTHEST: tuple[OpenState, ...] = ("denied", "unknown", "attempted", "opened")
 """States by how far an open came, the furthest last; what is unknown may have come further."""
 
@@ -41,6 +43,8 @@ class Entry(Struct):
     first_ns: int
     last_ns: int
     count: int = 1
+    paths: set[str | None] = field(default_factory=set)
+    """The names that it was used by so far; bounded, what comes after is told as the first."""
     told: int = 0
     """How many of them were told of in a finding or found to be nobody's business."""
     waits: bool = False
@@ -127,6 +131,11 @@ class OpenBook:
                 entry.event = replace(entry.event, state=event.state)
                 entry.settled = True
                 yield key
+            if event.path not in entry.paths and len(entry.paths) < PATHS_LIMIT:
+                # Another name of the device: what that says may be news.
+                entry.paths.add(event.path)
+                entry.event = replace(entry.event, path=event.path)
+                yield key
             if entry.event.process.exe_inode != process.exe_inode:
                 # It executed another program since: that is news of its own.
                 entry.event = replace(event, state=_further(entry.event.state, event.state))
@@ -140,30 +149,19 @@ class OpenBook:
             for given_up in self._attempts.add(event):
                 yield from self._settled(given_up)
 
-    def skim(  # noqa: PLR0917 - the fields of a record, in its own order
-        self,
-        time_ns: int,
-        hits: int,
-        major: int,
-        minor: int,
-        how: int,
-        denial: int,
-        start_ns: int,
-        exe_inode: int,
-        tgid: int,
-        traits: int,
-    ) -> bool:
+    def skim(self, fields: tuple[int, ...], path: bytes) -> bool:
         """Counts an open that is one more of a known kind, from a record's ``skim.FIELDS``.
 
         False when there may be more to it: then it is to be decoded and given to ``opened``.
         """
+        time_ns, hits, major, minor, how, denial, length, start_ns, exe_inode, tgid, traits = fields
         if denial >= len(DENIALS) or how >= len(HOWS):
             return False
         entry = self._entries.get((tgid, start_ns, major, minor, HOWS[how], DENIALS[denial]))
         if entry is None or traits & OVERLAY_ROOT:
             return False  # on overlayfs one open comes twice
         event = entry.event
-        if event.process.exe_inode != exe_inode:
+        if event.process.exe_inode != exe_inode or path_of(path, length) not in entry.paths:
             return False
         if event.state != "opened" and (self._return_values or not entry.waits):
             return False
@@ -205,7 +203,10 @@ class OpenBook:
             now.add(holder)
             if self._holders is not None and holder in self._holders:
                 continue
-            if not self._has_opened(holder):
+            mine = self._opens_of(holder)
+            if mine:
+                news += self._got(mine)
+            else:
                 key = self._hold(one, at_ns, at_start=at_start)
                 if key is not None:
                     news.append(key)
@@ -246,6 +247,7 @@ class OpenBook:
 
     def _add(self, key: Key, event: OpenEvent) -> Entry:
         entry = Entry(event=event, first_ns=event.at_ns, last_ns=event.at_ns)
+        entry.paths.add(event.path)
         self._entries[key] = entry
         self._by_process.setdefault(key[:2], set()).add(key)
         if len(self._entries) > ENTRIES_LIMIT:
@@ -278,12 +280,23 @@ class OpenBook:
             entry.event = replace(event, state=state)
             yield key
 
-    def _has_opened(self, holder: HolderKey) -> bool:
+    def _opens_of(self, holder: HolderKey) -> list[Key]:
+        """Its opens that may have given it what it holds: not one that was refused, nor access."""
         pid, start_ns, major, minor = holder
-        return any(
-            key[2:4] == (major, minor) and key[4] != "mknod"
-            for key in self._by_process.get((pid, start_ns), ())
-        )
+        return [
+            key
+            for key in sorted(self._by_process.get((pid, start_ns), ()))
+            if key[2:4] == (major, minor)
+            and key[4] in ("open", "other")
+            and self._entries[key].event.state != "denied"
+        ]
+
+    def _got(self, keys: Iterable[Key]) -> Iterator[Key]:
+        """It holds what it had tried to open: an open can take longer than it was waited for."""
+        for key in keys:
+            event = self._entries[key].event
+            if event.state != "opened":
+                yield from self._settled(replace(event, state="opened"))
 
     def _hold(self, one: HeldDescriptor, at_ns: int, *, at_start: bool) -> Key | None:
         key: Key = (one.pid, one.start_time_ns, one.major, one.minor, "held", "")
@@ -348,10 +361,11 @@ def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]
     """An entry as the rules see it; ``names``: the paths that each number has under /dev."""
     event = entry.event
     known = names.get((event.major, event.minor))
-    renamed: bool | None = None
-    if event.path is not None and event.path.startswith("/"):
-        # A number that has no node here may have one in a container's /dev.
-        renamed = event.path not in known if known else not event.path.startswith("/dev/")
+    path, renamed = event.path, _is_renamed(event.path, known)
+    for other in sorted(one for one in entry.paths if one is not None):
+        # Of several names the one that is not its own is what matters.
+        if not renamed and _is_renamed(other, known):
+            path, renamed = other, True
     return DeviceOpen(
         pid=event.process.pid,
         start_time_ticks=ticks(event.process.start_time_ns),
@@ -364,7 +378,7 @@ def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]
         last_ns=entry.last_ns,
         count=entry.count,
         source=event.source,
-        path=event.path,
+        path=path,
         path_is_claimed=event.path_is_claimed,
         renamed=renamed,
         reads=event.reads,
@@ -377,6 +391,13 @@ def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]
         at_start=entry.at_start,
         unread=dict(event.unread),
     )
+
+
+def _is_renamed(path: str | None, known: set[str] | None) -> bool | None:
+    if path is None or not path.startswith("/"):
+        return None
+    # A number that has no node here may have one in a container's /dev.
+    return path not in known if known else not path.startswith("/dev/")
 
 
 def _further(one: OpenState, other: OpenState) -> OpenState:

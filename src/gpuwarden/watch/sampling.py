@@ -80,7 +80,9 @@ class Sampling:
             return False, []
         if told.error is not None:
             self.error = told.error
-            if not _is_absent(told.error) and self.failing_since_ns is None:
+            if _is_absent(told.error):
+                self.failing_since_ns = None
+            elif self.failing_since_ns is None:
                 self.failing_since_ns = told.at_ns
             if not told.gpus:
                 return False, []
