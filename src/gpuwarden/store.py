@@ -81,7 +81,7 @@ class Store:
             sensor="store",
             what=directory,
             reason=f"{error}; nothing is remembered over a restart",
-            remedy=error.remedy,
+            remedy="; ".join(filter(None, (error.remedy, "then restart gpuwarden"))),
         )
         return store
 

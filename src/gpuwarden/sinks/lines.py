@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import select
 import stat
+import threading
 
 from gpuwarden.sinks.sink import DELIVERED, Outcome
 
 ROTATE_BYTES = 64 << 20
 KEPT_FILES = 5
+_whole_lines = threading.Lock()
+"""Several threads write to standard output; a pipe would cut long lines where it is full."""
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -34,7 +37,8 @@ class StdoutSink:
     def write(self, data: bytes) -> Outcome:
         """All of it, as it is."""
         try:
-            _write_all(self._descriptor, data)
+            with _whole_lines:
+                _write_all(self._descriptor, data)
         except OSError as error:
             return Outcome("retry", error.strerror or "cannot be written")
         return DELIVERED

@@ -10,6 +10,7 @@ from gpuwarden.sinks.dispatcher import SinkHealth
 
 SILENT_NS = 60 * 10**9
 EVERY_SINK = "every sink"
+EVENT_LINES = "events on stdout"
 DROPS_STAY_NS = 3600 * 10**9
 
 ALARMS_DROPPED = Advisory(
@@ -72,12 +73,19 @@ class OwnTrouble:
         *,
         not_opened: int = 0,
         most_open: int = 0,
+        unread_lines: int = 0,
     ) -> list[Finding]:
         """What holds now; a drop is told for an hour after the last one.
 
-        ``not_opened`` counts findings that no sink got, since ``most_open`` others were open.
+        ``not_opened`` counts findings that no sink got, since ``most_open`` others were open,
+        ``unread_lines`` the events that found no room since nobody read standard output.
         """
         found = []
+        if self._has_grown(EVENT_LINES, unread_lines, at_ns):
+            text = f"{unread_lines} event lines dropped since the start: nobody read them in time"
+            found.append(
+                _finding(ALARMS_DROPPED, EVENT_LINES, [Evidence(source="stdout", text=text)])
+            )
         if self._has_grown(EVERY_SINK, not_opened, at_ns):
             text = (
                 f"{not_opened} times a finding was not told since the start: {most_open} others "

@@ -21,6 +21,7 @@ from gpuwarden.life import MAX_OPEN, FindingLife
 from gpuwarden.model import Gap
 from gpuwarden.outputs.words import escape
 from gpuwarden.sinks.dispatcher import Backoff, Dispatcher, SinkHealth
+from gpuwarden.sinks.event_output import EventOutput
 from gpuwarden.sinks.lines import StdoutSink
 from gpuwarden.sinks.own_trouble import OWN_RULES, SILENT_NS, OwnTrouble
 from gpuwarden.sinks.sink import Sink
@@ -97,6 +98,7 @@ class Telling:
         self._dispatcher = Dispatcher(
             self._store.findings, sinks, current=self._life.current, backoff=backoff
         )
+        self._events = EventOutput()
         self._trouble = OwnTrouble(silent_ns=silent_ns)
         self._standard = next((sink for sink in sinks if isinstance(sink, StdoutSink)), None)
         self._ends_unheard = ends_unheard and len(sinks) == 1
@@ -119,7 +121,9 @@ class Telling:
             self._ending = True
             self._lock.notify_all()
         self._thread.join(WRITE_SECONDS)
-        self._dispatcher.drain(DRAIN_SECONDS)
+        until = time.monotonic() + DRAIN_SECONDS
+        self._events.close(DRAIN_SECONDS)
+        self._dispatcher.drain(max(until - time.monotonic(), 0.0))
         self._dispatcher.stop()
         if not self._thread.is_alive():
             self._store.close()
@@ -156,6 +160,10 @@ class Telling:
         """What a judgement found; ``missing`` is called, from the thread that writes, when an open
         finding of an evaluated rule is not among them."""
         self._put(_Job(findings, evaluated, missing=missing))
+
+    def event_line(self, line: bytes) -> None:
+        """A device event as a line of JSON for standard output; waits for no reader."""
+        self._events.put(line)
 
     def record(self, samples: Sequence[Sample]) -> None:
         """Samples to be remembered."""
@@ -208,7 +216,12 @@ class Telling:
         if job.is_round:
             health, troubles = self._dispatcher.health(), self._store.troubles
             findings += self._trouble.findings(
-                health, troubles, now_ns, not_opened=self._life.overflowed, most_open=MAX_OPEN
+                health,
+                troubles,
+                now_ns,
+                not_opened=self._life.overflowed,
+                most_open=MAX_OPEN,
+                unread_lines=self._events.dropped,
             )
         if self._life.observe(findings, now_ns, job.evaluated):
             self._dispatcher.wake()
@@ -238,7 +251,7 @@ class Telling:
 
 
 def _complain(text: str) -> None:
-    # Whoever read standard error may be gone as well: that ends nothing.
-    with suppress(OSError, ValueError):
+    # Whoever read standard error may be gone as well, or it was closed: that ends nothing.
+    with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"gpuwarden: {escape(text)}\n")
         sys.stderr.flush()
