@@ -144,7 +144,7 @@ class Agent:
     def _judge_job(self) -> judgement.Judgement:
         return judgement.Judgement(
             self.options.root,
-            ScanOptions(nvml_library=self.options.nvml_library),
+            ScanOptions(nvml_library=self.options.nvml_library, deep=self.options.deep),
             self.policy,
             self.options.policy_path,
         )

@@ -109,9 +109,16 @@ def merged(of_event: Process, of_proc: Process) -> Process:
     if mine is not None and (theirs is None or mine.inode != theirs.inode):
         # It has executed another program since: this one is what opened the device.
         kept["exe"] = mine
-    if not of_proc.cgroup or of_proc.cgroup.private_namespace:
+    if of_event.cgroup is not None and not _says_where(of_proc.cgroup):
         kept["cgroup"] = of_event.cgroup
     return replace(of_proc, **kept)
+
+
+def _says_where(placement: CgroupPlacement | None) -> bool:
+    """Whether /proc's paths begin at the root: from a cgroup namespace of our own they do not."""
+    if placement is None or placement.private_namespace:
+        return False
+    return not any(path.startswith("/..") for path in placement.paths)
 
 
 class Identities:

@@ -185,6 +185,13 @@ class OpenWatch:
     def counted(self, counts: Iterable[OpenCount]) -> None:
         """The kernel's own counts, which hold what the limiter did not tell of."""
         self.book.counted(counts)
+        self._repeated()
+
+    def _repeated(self) -> None:
+        for key, entry in self.book.entries().items():
+            if entry.told and entry.count > entry.told:
+                self.alarms.used(_named(key[:2]), entry.count - entry.told, entry.last_ns)
+                entry.told = entry.count
 
     def _news(self, keys: Iterable[EntryKey]) -> None:
         for key in keys:
@@ -334,10 +341,7 @@ class OpenWatch:
 
         Gives the processes that are forgotten, for the kernel's tables to forget them as well.
         """
-        for entry_key, entry in self.book.entries().items():
-            if entry.told and entry.count > entry.told:
-                self.alarms.used(_named(entry_key[:2]), entry.count - entry.told, entry.last_ns)
-                entry.told = entry.count
+        self._repeated()
         forgotten = []
         while self._ended and now_ns - self._ended[0][0] >= FORGOTTEN_NS:
             _, key = self._ended.popleft()

@@ -12,6 +12,8 @@ class WatchOptions(Struct, frozen=True, kw_only=True):
 
     root: str = "/"
     nvml_library: str | None = None
+    deep: bool = False
+    """Each judgement sweeps every pid for processes hidden from /proc."""
     policy_path: str | None = None
     state_directory: str = STATE_DIRECTORY
     sinks: tuple[str, ...] = ()
