@@ -15,14 +15,15 @@ from gpuwarden.model import LOGINUID_UNSET, CgroupPlacement, Executable, Process
 from gpuwarden.probes.events import NANOSECONDS, TICKS_PER_SECOND, ProcessIdentity
 from gpuwarden.sensors.cgroup import place
 from gpuwarden.sensors.process import details, stat_lines
-from gpuwarden.sensors.process.users import UserNames, read_names
+from gpuwarden.sensors.process.executables import Binaries, new_binaries
+from gpuwarden.sensors.process.users import read_names
 from gpuwarden.sensors.seen import Seen
 
 KNOWN_LIMIT = 4096
 LINEAGES_LIMIT = 1024
 ANCESTORS_LIMIT = 64
 GONE = "it had ended before /proc could be read"
-NAMES_SECONDS = 60.0
+BINARIES_SECONDS = 10.0
 _FROM_PROC = ("environment", "cwd", "effective_uid", "process_group", "session_id")
 _DELETED = " (deleted)"
 
@@ -131,9 +132,9 @@ class Identities:
         self._same_pids = same_pids
         self._known: OrderedDict[Key, Process] = OrderedDict()
         self._lineages: OrderedDict[tuple[Key, int | None], list[Process]] = OrderedDict()
-        self._names = UserNames()
+        self._binaries: Binaries | None = None
+        self._binaries_until = 0.0
         self._users: dict[int, str] = {}
-        self._names_until = 0.0
         self.vanished = 0
         """Processes that were gone before /proc was read: known from their events alone."""
 
@@ -159,18 +160,20 @@ class Identities:
     def know_users(self, users: Mapping[int, str]) -> None:
         """Names that a judgement asked a name service for; here nobody waits for one."""
         self._users.update(users)
-        self._names.users.update(users)
 
-    def _now(self) -> UserNames:
+    def _now(self) -> Binaries:
+        """What is known of names, mounts and binaries; read anew every few seconds."""
         now = time.monotonic()
-        if now >= self._names_until:
-            self._names, self._names_until = read_names(self._host), now + NAMES_SECONDS
-            self._names.from_files_only = True
-            self._names.users.update(self._users)
-        return self._names
+        if self._binaries is None or now >= self._binaries_until:
+            names = read_names(self._host)
+            names.from_files_only = True
+            names.users.update(self._users)
+            self._binaries = new_binaries(self._host, names)
+            self._binaries_until = now + BINARIES_SECONDS
+        return self._binaries
 
     def _named(self, process: Process) -> Process:
-        names = self._now()
+        names = self._now().names
         login = process.loginuid if process.loginuid != LOGINUID_UNSET else None
         users = names.users
         return replace(
@@ -238,7 +241,7 @@ class Identities:
 
     def _read(self, pids: Iterable[int], role: str = "subject") -> dict[int, Process]:
         try:
-            facts = list(details.read(self._host, Seen(), pids, role=role, names=self._now()))
+            facts = list(details.read(self._host, Seen(), pids, role=role, binaries=self._now()))
         except GpuwardenError:
             return {}
         return {fact.pid: fact for fact in facts if isinstance(fact, Process)}

@@ -176,6 +176,8 @@ class Telling:
             self._jobs.append(job)
             self._waiting += len(job.findings)
             self._lock.notify_all()
+        # The interpreter's lock goes to the thread that writes: a finding is what is waited for.
+        time.sleep(0)
 
     # ---------------------------------------------------------------- the thread that writes
 

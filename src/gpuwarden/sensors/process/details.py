@@ -80,18 +80,20 @@ def read(
     seen: Seen,
     pids: Iterable[int],
     role: str = "subject",
-    names: UserNames | None = None,
+    binaries: Binaries | None = None,
 ) -> Iterator[Process | Gap]:
     """One Process for each of ``pids`` that is still there; a Gap for each hidden from us.
 
-    ``names`` are those of users and groups, if they were read already.
+    ``binaries``: what an earlier call learned of binaries, mounts and names, to go on with.
 
     What of a process may not be read is None with its reason in ``unread``. A process that ends
     meanwhile is left out, as is one whose number another process has taken.
     """
     wanted = [pid for pid in dict.fromkeys(pids) if pid > 0]
-    names = names or read_names(host)
-    reading = _new_reading(host, names)
+    if binaries is None:
+        binaries = new_binaries(host, read_names(host))
+    names = binaries.names
+    reading = _new_reading(host, binaries)
 
     def share(some: Sequence[int]) -> bytes:
         facts = list(_read_share(reading, seen, some, role))
@@ -147,8 +149,8 @@ def _by_the_table_alone(
             )
 
 
-def _new_reading(host: Host, names: UserNames) -> _Reading:
-    reading = _Reading(host, new_binaries(host, names))
+def _new_reading(host: Host, binaries: Binaries) -> _Reading:
+    reading = _Reading(host, binaries)
     if host.is_live:
         reading.ticks_per_second = os.sysconf("SC_CLK_TCK")
     try:
