@@ -39,6 +39,8 @@ LATENCY_MS = 5.0
 REST_SHARE = 0.02
 REST_BYTES = 100 << 20
 SLOWER = 1.02
+SETTLE_SECONDS = 45
+"""After the first judgement come those of what changed since."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -135,12 +137,14 @@ class Bench:
                 end = time.perf_counter() + 2
                 arrived, line = None, b""
                 while time.perf_counter() < end:
-                    line = told.readline()
+                    line += told.readline()
+                    if not line.endswith(b"\n"):
+                        time.sleep(0.0002)
+                        continue
                     if rule in line and wanted in line:
                         arrived = time.time_ns()
                         break
-                    if not line:
-                        time.sleep(0.0002)
+                    line = b""
                 out, _ = process.communicate()
                 if arrived is not None:
                     raised.append((json.loads(line)["first_seen_ns"] - int(out)) / 1e6)
@@ -250,7 +254,8 @@ class Bench:
                 agent_with("--nvml-library", library, "--policy", str(policy))
             )
             agent.wait(lambda: metric(agent, "gpuwarden_judgements_total") >= 1, "a judgement")
-            time.sleep(10)
+            time.sleep(SETTLE_SECONDS)
+            judgements = metric(agent, "gpuwarden_judgements_total")
             begun, cpu = time.perf_counter(), cpu_seconds(agent.pid)
             first = memory_bytes(agent.pid)
             marks = []
@@ -260,11 +265,11 @@ class Bench:
                 if self.options.minutes > 1:
                     print(f"  after {len(marks)} min  {marks[-1] / (1 << 20):.1f} MB", flush=True)
             share = (cpu_seconds(agent.pid) - cpu) / (time.perf_counter() - begun)
-            samples = metric(agent, "gpuwarden_judgements_total")
+            judgements = metric(agent, "gpuwarden_judgements_total") - judgements
         print(
             f"at rest   {GPUS} GPUs, {PROCESSES} processes, 1 s: {share:.2%} of a core, memory "
             f"{first / (1 << 20):.1f} → {marks[-1] / (1 << 20):.1f} MB in {len(marks)} min "
-            f"({samples:.0f} judgements)"
+            f"({judgements:.0f} judgements)"
         )
         self.bar("at rest", share < REST_SHARE and max(marks) < REST_BYTES)
 

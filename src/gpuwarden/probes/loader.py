@@ -37,7 +37,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 WAYS = tuple(ways.BY_NAME)
 """The ways of seeing opens by eBPF, best first."""
 NULL_DEVICE = (1, 3)
-BATCH = 8192
+BATCH = 1024
 """Records taken in one ``poll``, so that a flood does not keep it from returning."""
 SKIMMED = 1 << 16
 """Records that only were looked at in one ``poll``."""

@@ -45,10 +45,14 @@ class Entry(Struct):
     count: int = 1
     paths: set[str | None] = field(default_factory=set)
     """The names that it was used by so far; bounded, what comes after is told as the first."""
+    raw_paths: set[bytes] = field(default_factory=set)
+    """The same as the kernel has them, as far as one was only looked at."""
     told: int = 0
     """How many of them were told of in a finding or found to be nobody's business."""
     waits: bool = False
     """Its end is not known yet."""
+    looked_at: bool = False
+    """One that will wait is on its way to be decoded."""
     settled: bool = False
     """The end of one of them was known: ``attempted`` then is what it came to."""
     opened_by: int | None = None
@@ -124,6 +128,7 @@ class OpenBook:
             yield key
         else:
             self._count(entry, event)
+            entry.looked_at = False
             self._entries.move_to_end(key)
             further = _further(entry.event.state, event.state)
             if event.source == "falco" and further != entry.event.state:
@@ -161,10 +166,20 @@ class OpenBook:
         if entry is None or traits & OVERLAY_ROOT:
             return False  # on overlayfs one open comes twice
         event = entry.event
-        if event.process.exe_inode != exe_inode or path_of(path, length) not in entry.paths:
+        if event.process.exe_inode != exe_inode:
             return False
-        if event.state != "opened" and (self._return_values or not entry.waits):
-            return False
+        name = path.partition(b"\0")[0] if length > 0 else b""
+        if name not in entry.raw_paths:
+            if path_of(path, length) not in entry.paths:
+                return False
+            entry.raw_paths.add(name)
+        if event.state != "opened":
+            if self._return_values:
+                return False
+            if not entry.waits and not entry.looked_at:
+                # One of them is decoded, and waits for its end; it stands for those after it.
+                entry.looked_at = True
+                return False
         entry.count += 1
         entry.count = max(entry.count, hits)
         entry.last_ns = time_ns + self.boot_offset_ns
