@@ -170,7 +170,9 @@ static int pace(int count, double a_second, double seconds, char **paths, int nu
 
 			for (; done < due && done < total; done++)
 				open_and_close(paths[(process + done) % number]);
-			usleep(2000 + process * 10);
+			now = (done + (double)process / count) / each - (wall_seconds() - begun);
+			if (now > 0)
+				usleep(now * 1e6);
 		}
 		_exit(0);
 	}

@@ -85,6 +85,8 @@ class DeviceOpenProbe:
         self.skim: Skim | None = None
         """Asked of each open before it is copied; what it takes is not told of by ``poll``."""
         self._skimmed = 0
+        self.taken = 0
+        """Records of the ring so far, those that only were looked at included."""
         self._callback = RING_CALLBACK(self._take)
 
     # ---------------------------------------------------------------- life
@@ -200,6 +202,7 @@ class DeviceOpenProbe:
         return records
 
     def _take(self, context: int | None, data: int, size: int) -> int:
+        self.taken += 1
         if (
             self.skim is not None
             and size == RECORD_BYTES

@@ -241,6 +241,9 @@ class Agent:
                 memory = self.sampling.memory(time.time_ns())
                 self.judging.ask(replace(memory, opens=self.watch.recent()))
             self._waiter.wait(self._descriptors(), self._patience(next_round))
+            gather = self.devices.seconds_to_gather()
+            if gather:
+                time.sleep(gather)
             if self._waiter.reload_wanted:
                 self._waiter.reload_wanted = False
                 self._reload_policy()

@@ -28,6 +28,9 @@ COUNTS_SECONDS = 10.0
 CLOCK_SECONDS = 60.0
 SOON_SECONDS = (0.02, 0.1, 0.3)
 """After an attempt: when to look whether the device is held."""
+FLOOD_A_SECOND = 2000
+MEASURED_SECONDS = 0.05
+GATHER_SECONDS = 0.005
 POLL = "poll"
 """What ``--way`` calls the fallback without eBPF."""
 
@@ -61,6 +64,7 @@ class DeviceSide:
         self._ended: Callable[[int], None] = lambda pid: None
         self._counters = Counters()
         self._dropped_opens = 0
+        self._measured_at, self._taken, self._flooded = time.monotonic(), 0, False
 
     def start(self, stack: ExitStack) -> None:
         """Loads the best way. Errors: UsageError for a way that there is not."""
@@ -115,6 +119,17 @@ class DeviceSide:
             now = time.monotonic()
             self._look_at = [now + seconds for seconds in SOON_SECONDS]
         return groups
+
+    def seconds_to_gather(self) -> float:
+        """In a flood, how long to let records gather: a turn for each would cost ten times more."""
+        probe, now = self.choice.probe, time.monotonic()
+        if probe is None:
+            return 0.0
+        if now - self._measured_at >= MEASURED_SECONDS:
+            rate = (probe.taken - self._taken) / (now - self._measured_at)
+            self._flooded = rate >= FLOOD_A_SECOND
+            self._measured_at, self._taken = now, probe.taken
+        return GATHER_SECONDS if self._flooded else 0.0
 
     def look(self, *, now: bool = False) -> None:
         """Looks who holds a device, if it is time; always with ``now``."""
