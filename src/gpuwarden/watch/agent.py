@@ -7,6 +7,7 @@ and Falco's listener have theirs and touch nothing but one frozen value and a qu
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -110,6 +111,10 @@ class Agent:
             self._listen(stack)
             # A crowd of processes must not keep it from the ring; children stay as they are.
             sys.setswitchinterval(SWITCH_SECONDS)
+            # What is there now stays; the rest is looked through when a round is due, not amid one.
+            gc.freeze()
+            gc.disable()
+            stack.callback(gc.enable)
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
             self._waiter.attend_signals(stack)
@@ -312,8 +317,10 @@ class Agent:
             own += self.denying.findings(now_ns)
         self.telling.round([*self.watch.current(now_ns), *own], evaluated)
         self._rounds += 1
+        gc.collect(1)
         if self._rounds % USAGE_ROUNDS == 0:
             self._keep_usage()
+            gc.collect()
         if self.metrics is not None:
             self.metrics.fill(self)
 
