@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -250,7 +252,8 @@ def test_an_open_that_takes_longer_than_it_is_waited_for_is_seen_when_it_is_held
 
 
 def test_to_ask_or_to_be_refused_first_hides_nobody_who_was_passed_a_descriptor() -> None:
-    for fields in ({"how": "access"}, {"state": "denied", "denial": "denied"}, {"how": "mknod"}):
+    refused: dict[str, Any] = {"state": "denied", "denial": "denied"}
+    for fields in ({"how": "access"}, refused, {"how": "mknod"}):
         book = OpenBook()
         book.held([], 1)
         list(book.opened(opened(**fields)))

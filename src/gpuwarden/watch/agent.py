@@ -34,7 +34,7 @@ from gpuwarden.watch.device_side import DeviceSide
 from gpuwarden.watch.falco_unmatched import FALCO_RULES
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.judging import Judging
-from gpuwarden.watch.open_judge import OPEN_RULE_IDS, Surroundings
+from gpuwarden.watch.open_judge import OPEN_RULE_IDS, Surroundings, container_of
 from gpuwarden.watch.open_watch import OpenWatch
 from gpuwarden.watch.options import WatchOptions
 from gpuwarden.watch.own_processes import OwnProcesses
@@ -363,7 +363,7 @@ class Agent:
             event,
             process,
             lineage[0] if lineage else None,
-            self.watch.container_of(process),
+            container_of(process, self.watch.surroundings),
             node=self.node.hostname,
             at_ns=at_ns,
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from gpuwarden.finding import Finding, severity_rank
-from gpuwarden.model import Container, DeviceOpen, Process, Snapshot, ToolRun
+from gpuwarden.model import DeviceOpen, Process, Snapshot, ToolRun
 from gpuwarden.policy import Policy
 from gpuwarden.probes.events import (
     HOWS,
@@ -37,7 +37,6 @@ from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
     OPEN_RULE_IDS,
     Surroundings,
-    container_of,
     device_names,
     findings_of,
     snapshot_of,
@@ -408,10 +407,6 @@ class OpenWatch:
     def recent(self) -> tuple[DeviceOpen, ...]:
         """Devices that were opened, by processes that are there and by the last that ended."""
         return (*self._past, *self._opened_by(list(self.book.entries())[-PAST_LIMIT:]))
-
-    def container_of(self, process: Process) -> Container | None:
-        """Its container as far as it is known."""
-        return container_of(process, self.surroundings)
 
 
 def _named(key: Key) -> tuple[int, int]:
