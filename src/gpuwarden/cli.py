@@ -245,9 +245,12 @@ def _expect(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from gpuwarden import doctor
+    from gpuwarden.host import Host
 
+    snapshot = _snapshot(arguments)
+    opens = doctor.device_opens(Host(arguments.root))
     text, sound = doctor.examine(
-        _snapshot(arguments), as_json=arguments.format == "json", width=_width()
+        snapshot, as_json=arguments.format == "json", width=_width(), opens=opens
     )
     _write(text)
     return EXIT_CLEAR if sound else EXIT_BLIND

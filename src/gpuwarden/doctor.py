@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from gpuwarden.host import Host
 from gpuwarden.model import Fact, NodeFacts, SensorRun, Snapshot, SourceRun
 from gpuwarden.outputs.sheet import cut
 from gpuwarden.outputs.words import escape, json_text
@@ -26,6 +29,26 @@ class Diagnosis(Fact, frozen=True, kw_only=True, omit_defaults=False):
     sensors: tuple[SensorRun, ...]
     sources: tuple[SourceRun, ...]
     vantage: tuple[str, ...]
+    opens: SensorRun | None = None
+    """How `watch` would see device opens here; None when it was not tried."""
+
+
+def device_opens(host: Host) -> SensorRun:
+    """Tries to load what `watch` sees device opens with, and unloads it."""
+    from gpuwarden.probes.choose import chosen, watched_numbers
+    from gpuwarden.sensors.device_nodes import assigned_majors
+
+    begun = time.perf_counter()
+    with chosen(watched_numbers(assigned_majors()), host=host) as choice:
+        refused = "; ".join(f"{one.way}: {one.reason}" for one in choice.refused)
+        best = choice.probe is not None and not choice.refused
+        return SensorRun(
+            name="opens",
+            state="ok" if best else "partial",
+            reason=f"by {choice.way}" + (f"; {refused}" if refused else ""),
+            remedy=next((one.remedy for one in choice.refused if one.remedy), ""),
+            seconds=round(time.perf_counter() - begun, 6),
+        )
 
 
 def vantage(node: NodeFacts) -> tuple[str, ...]:
@@ -48,13 +71,16 @@ def vantage(node: NodeFacts) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def examine(snapshot: Snapshot, *, as_json: bool, width: int) -> tuple[str, bool]:
+def examine(
+    snapshot: Snapshot, *, as_json: bool, width: int, opens: SensorRun | None = None
+) -> tuple[str, bool]:
     """The diagnosis as text or JSON, and whether nothing that is here failed."""
     diagnosis = Diagnosis(
         node=snapshot.node,
         sensors=snapshot.sensors,
         sources=snapshot.sources,
         vantage=vantage(snapshot.node),
+        opens=opens,
     )
     sound = all(run.state != "failed" for run in snapshot.sensors) and all(
         source.state != "failed" for source in snapshot.sources
@@ -70,6 +96,10 @@ def examine(snapshot: Snapshot, *, as_json: bool, width: int) -> tuple[str, bool
     for source in snapshot.sources:
         lines.append(_line(source, source.workloads, width))
         lines += _remedy(source.state, source.remedy)
+    if opens is not None:
+        lines += ["", f"{'watch':<13} {'state':<8} {'seconds':>8} {'':>6}  way"]
+        lines.append(_line(opens, None, width))
+        lines += _remedy(opens.state, opens.remedy)
     if diagnosis.vantage:
         lines.append("")
         lines += [escape(line) for line in diagnosis.vantage]
@@ -84,8 +114,9 @@ def examine(snapshot: Snapshot, *, as_json: bool, width: int) -> tuple[str, bool
     return "\n".join(lines) + "\n", sound
 
 
-def _line(run: SensorRun | SourceRun, count: int, width: int) -> str:
-    head = f"{escape(run.name):<13} {run.state:<8} {run.seconds:>8.3f} {count:>6}  "
+def _line(run: SensorRun | SourceRun, count: int | None, width: int) -> str:
+    shown = "" if count is None else str(count)
+    head = f"{escape(run.name):<13} {run.state:<8} {run.seconds:>8.3f} {shown:>6}  "
     return (head + cut(escape(run.reason), max(width - len(head), 24))).rstrip()
 
 

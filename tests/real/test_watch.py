@@ -234,6 +234,17 @@ def test_the_agent_does_not_tell_of_itself(agent: Watching) -> None:
     assert not [event for event in agent.events() if event["process"]["pid"] in own]
 
 
+def test_doctor_says_how_opens_would_be_seen() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "doctor", "--format", "json"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": "src"},
+        check=False,
+    )
+    opens = json.loads(done.stdout)["opens"]
+    assert (opens["state"], opens["reason"]) == ("ok", "by eBPF (cgroup/dev)")
+
+
 def test_metrics_and_health_are_served(tmp_path: Path, gpu: Path) -> None:
     with watching(tmp_path, "--metrics", "127.0.0.1:0") as agent:
         agent.wait(lambda: "metrics at" in agent.errors, "the endpoint")
