@@ -107,9 +107,26 @@ def resident_mib(pid: int) -> float:
     raise AssertionError("no VmRSS")
 
 
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+def cpu_ticks(pid: int) -> dict[str, int]:
+    """CPU time of each thread but the first, which takes the events of every test."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        if path.name != str(pid):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            found[path.name] = int(fields[11]) + int(fields[12])
+    return found
+
+
+def full_pipe() -> tuple[int, int]:
+    """The ends of a pipe that takes nothing more: its reader does not read."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"\n" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    return reader, writer
 
 
 # -------------------------------------------------------------------------- sinks that are down
@@ -203,12 +220,17 @@ def test_without_a_reader_it_ends_and_says_so(tmp_path: Path, opener: Path, gpu:
 def test_what_nobody_read_is_told_at_the_next_start(
     tmp_path: Path, opener: Path, gpu: Path
 ) -> None:
-    reader, writer = os.pipe()
-    with watching(tmp_path, "--interval", "3", stdout=writer) as agent:
+    reader, writer = full_pipe()
+    with watching(tmp_path, stdout=writer) as agent:
         os.close(writer)
-        time.sleep(0.2)
-        os.close(reader)
         pid = use(opener, gpu)
+
+        def is_kept() -> bool:
+            with Store(str(agent.state), read_only=True) as store:
+                return any(f'"pid":{pid}'.encode() in s.state for s in store.findings.states())
+
+        agent.wait(is_kept, "the finding in the memory")
+        os.close(reader)
         assert agent.process.wait(20) == 64
     with watching(tmp_path) as agent:
         agent.wait(lambda: is_told(agent, pid), "what the first one could not tell")
@@ -228,8 +250,9 @@ def test_with_another_sink_it_goes_on_without_a_reader_and_at_rest(
         pid = use(opener, gpu)
 
         def in_file(rule: str) -> list[dict[str, Any]]:
-            found = [msgspec.json.decode(line) for line in lines.read_bytes().splitlines()]
-            return [one for one in found if one["rule"] == rule]
+            text = lines.read_bytes() if lines.exists() else b""
+            whole = text[: text.rfind(b"\n") + 1].splitlines()
+            return [one for one in map(msgspec.json.decode, whole) if one["rule"] == rule]
 
         agent.wait(lambda: any(f["subject"]["pid"] == pid for f in in_file(RULE)), "the finding")
         agent.wait(
@@ -237,9 +260,10 @@ def test_with_another_sink_it_goes_on_without_a_reader_and_at_rest(
         )
         before, begun = cpu_ticks(agent.pid), time.monotonic()
         time.sleep(3)
-        busy = (cpu_ticks(agent.pid) - before) / os.sysconf("SC_CLK_TCK")
-        # A loop that spins has all of a core; other tests' opens are work for it as well.
-        assert busy < 0.7 * (time.monotonic() - begun)
+        taken, ticks = time.monotonic() - begun, os.sysconf("SC_CLK_TCK")
+        # A thread that spins has all of a core; one that tells of other tests' opens has not.
+        for thread, after in cpu_ticks(agent.pid).items():
+            assert (after - before.get(thread, after)) / ticks < 0.8 * taken
         assert agent.errors.count("nobody reads standard output") == 1
         assert agent.stop() == 0
 
@@ -247,13 +271,7 @@ def test_with_another_sink_it_goes_on_without_a_reader_and_at_rest(
 def test_a_reader_that_does_not_read_is_told_of_and_keeps_it_from_nothing(
     tmp_path: Path, opener: Path, gpu: Path
 ) -> None:
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"\n" * 4096)
-    except BlockingIOError:
-        os.set_blocking(writer, True)
+    reader, writer = full_pipe()
     lines = tmp_path / "findings.jsonl"
     with watching(
         tmp_path, *ROUNDS, sinks=("stdout", f"file:{lines}"), stdout=writer, program=QUICK

@@ -109,7 +109,8 @@ def distinct(bodies: Sequence[bytes]) -> list[Transition]:
 
 def whole_lines(path: Path, cut: int) -> list[bytes]:
     """A file's lines but for those, ``cut`` at most, that a death cut off; each came again."""
-    lines = path.read_bytes().splitlines()
+    text = path.read_bytes()
+    lines = text[: text.rfind(b"\n") + 1].splitlines()  # the last one may be half written now
     complete = []
     for line in lines:
         try:
