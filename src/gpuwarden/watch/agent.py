@@ -145,6 +145,8 @@ class Agent:
             interval_seconds=options.interval_seconds,
         )
         stack.callback(self.sampling.sampler.close)
+        # Its child as well: what is loaded later would be in its memory, too.
+        self.sampling.sampler.request()
 
     def _judge_job(self) -> judgement.Judgement:
         return judgement.Judgement(
