@@ -246,6 +246,17 @@ def test_holders() -> None:
     assert (one.pid, one.thread_id, one.descriptor, one.comm) == (7, 8, 3, "a")
 
 
+def test_one_of_each_process_and_device() -> None:
+    raw = b"".join(
+        record("holder_record", start_ns=start, tgid=pid, descriptor=number, major=195, minor=minor)
+        for number, (start, pid, minor) in enumerate([(1, 7, 0), (1, 7, 0), (1, 7, 1), (2, 7, 0)])
+    )
+    found = [
+        (one.start_time_ns, one.minor, one.descriptor) for one in parse_holders(raw, once=True)
+    ]
+    assert found == [(1, 0, 0), (1, 1, 2), (2, 0, 3)]
+
+
 # -------------------------------------------------------------------- layouts
 
 

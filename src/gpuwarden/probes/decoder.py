@@ -272,24 +272,45 @@ def _new_identity(
     )
 
 
-def parse_holders(data: bytes) -> list[HeldDescriptor]:
-    """The descriptors in what the iterator over open files wrote. Errors: Malformed."""
+def parse_holders(data: bytes, *, once: bool = False) -> list[HeldDescriptor]:
+    """The descriptors in what the iterator over open files wrote. Errors: Malformed.
+
+    ``once``: the first one of each process and device number only; a client has dozens.
+    """
     if len(data) % _HOLDER.size:
         raise Malformed(f"{len(data)} bytes of held descriptors, not a multiple of {_HOLDER.size}")
-    return [
-        HeldDescriptor(
-            pid=tgid,
-            start_time_ns=start_ns,
-            thread_id=pid,
-            descriptor=descriptor,
-            major=major,
-            minor=minor,
-            inode=inode,
-            open_flags=flags,
-            uid=uid,
-            comm=_text(comm),
+    found = []
+    seen: set[tuple[int, int, int, int]] = set()
+    for (
+        start_ns,
+        inode,
+        tgid,
+        pid,
+        descriptor,
+        major,
+        minor,
+        flags,
+        uid,
+        _,
+        comm,
+    ) in _HOLDER.iter_unpack(data):
+        if once:
+            key = (start_ns, tgid, major, minor)
+            if key in seen:
+                continue
+            seen.add(key)
+        found.append(
+            HeldDescriptor(
+                pid=tgid,
+                start_time_ns=start_ns,
+                thread_id=pid,
+                descriptor=descriptor,
+                major=major,
+                minor=minor,
+                inode=inode,
+                open_flags=flags,
+                uid=uid,
+                comm=_text(comm),
+            )
         )
-        for (start_ns, inode, tgid, pid, descriptor, major, minor, flags, uid, _, comm) in (
-            _HOLDER.iter_unpack(data)
-        )
-    ]
+    return found

@@ -287,9 +287,10 @@ class DeviceOpenProbe:
         value = _TOUCHED.pack(start_time_ns, start_time_ns, pid, 0)
         self._loaded.put("touched_processes", pid.to_bytes(4, "little"), value)
 
-    def holders(self) -> list[HeldDescriptor]:
+    def holders(self, *, once: bool = False) -> list[HeldDescriptor]:
         """Every descriptor on a watched device, by the kernel's own list of open files.
 
+        ``once``: one of each process and device.
         Not in it: mappings whose descriptor was closed, descriptors in flight in a socket.
         """
         try:
@@ -307,7 +308,7 @@ class DeviceOpenProbe:
                 total += len(chunk)
         finally:
             os.close(descriptor)
-        return parse_holders(b"".join(chunks))
+        return parse_holders(b"".join(chunks), once=once)
 
     # ---------------------------------------------------------------- denials
 

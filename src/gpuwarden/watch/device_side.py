@@ -142,7 +142,7 @@ class DeviceSide:
         own = self._own.pids
         dropped = probe.counters().dropped_opens
         try:
-            held = [one for one in probe.holders() if one.pid not in own]
+            held = [one for one in probe.holders(once=True) if one.pid not in own]
         except GpuwardenError:
             return
         # Who is new among the holders may have opened it with one of the events that were lost.
