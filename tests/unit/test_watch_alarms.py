@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.finding import Finding, Subject
+from gpuwarden.finding import Finding, Subject, finding_id
 from gpuwarden.watch import alarms as module
 from gpuwarden.watch.alarms import ENDED_NS, QUIET_NS, Alarms
 
@@ -158,3 +158,58 @@ def test_what_is_told_adds_up_to_what_was_used(steps: list[tuple[str, int]]) -> 
         used += count
         told += sum(times(found))
     assert told == used
+
+
+def test_a_crowd_that_is_alike_is_told_of_together() -> None:
+    alarms = Alarms()
+    told = [
+        alarms.put((pid, 1), [crowd_finding(pid)], 1, NOW, "/usr/bin/x in docker:1")
+        for pid in range(1000)
+    ]
+    ids = {one.id for findings in told for one in findings}
+    assert len(ids) == module.ALIKE + 1
+    last = told[-1][0]
+    assert last.subject.kind == "node"
+    assert "pid 999" in last.evidence[0].text
+    assert sum(one.occurrences for findings in told for one in findings) == 1000
+    # Somewhere else, and another rule, are told of by themselves.
+    (other,) = alarms.put((5000, 1), [crowd_finding(5000)], 1, NOW, "/usr/bin/x in docker:2")
+    assert other.subject.pid == 5000
+
+
+def test_a_crowd_that_has_gone_makes_room_for_single_findings() -> None:
+    alarms = Alarms()
+    place = "/usr/bin/x in docker:1"
+    for pid in range(50):
+        alarms.put((pid, 1), [crowd_finding(pid)], 1, NOW, place)
+        alarms.ended((pid, 1), NOW)
+    later = NOW + module.QUIET_NS
+    assert alarms.current(later, ()) == []
+    (alone,) = alarms.put((60, 1), [crowd_finding(60)], 1, later, place)
+    assert alone.subject.pid == 60
+
+
+def test_who_was_told_of_alone_stays_so_in_a_crowd_and_a_restart_keeps_the_crowd() -> None:
+    alarms = Alarms()
+    place = "/usr/bin/x in docker:1"
+    for pid in range(50):
+        alarms.put((pid, 1), [crowd_finding(pid)], 1, NOW, place)
+    (again,) = alarms.put((3, 1), [crowd_finding(3)], 1, NOW, place)
+    assert again.subject.pid == 3
+    left = alarms.current(NOW, ())
+    after = Alarms()
+    after.restore(left, NOW)
+    assert {one.id for one in after.current(NOW, ())} == {one.id for one in left}
+    assert all(key[0] >= 0 for key in after.living())
+
+
+def crowd_finding(pid: int) -> Finding:
+    subject = Subject(kind="process", name="x", pid=pid, start_time_ticks=1, boot_id="b")
+    return Finding(
+        id=finding_id("container_opens_accelerator", subject),
+        rule="container_opens_accelerator",
+        severity="critical",
+        title="t",
+        explanation="e",
+        subject=subject,
+    )

@@ -115,6 +115,15 @@ def merged(of_event: Process, of_proc: Process) -> Process:
     return replace(of_proc, **kept)
 
 
+def program_and_place(process: Process) -> str:
+    """Its binary and the innermost owner of its control group, for telling of a crowd at once."""
+    exe, placement = process.exe, process.cgroup
+    where = "the host"
+    if placement is not None and placement.chain:
+        where = placement.chain[-1]
+    return f"{process.comm if exe is None else exe.path} in {where}"
+
+
 def _says_where(placement: CgroupPlacement | None) -> bool:
     """Whether /proc's paths begin at the root: from a cgroup namespace of our own they do not."""
     if placement is None or placement.private_namespace:

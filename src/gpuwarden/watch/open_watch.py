@@ -32,7 +32,7 @@ from gpuwarden.watch.asking import Asking
 from gpuwarden.watch.counts import Counts
 from gpuwarden.watch.event_telling import EventTelling, Tell
 from gpuwarden.watch.forebears import Forebears
-from gpuwarden.watch.identity import Identities, ticks
+from gpuwarden.watch.identity import Identities, program_and_place, ticks
 from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
     OPEN_RULE_IDS,
@@ -282,7 +282,8 @@ class OpenWatch:
         if not present:
             uses = self._tools.untold(key)
         # What an exception of the policy covers is none, and so it ends one that is open.
-        return self.alarms.put(_named(key), list(findings.values()), uses, at_ns)
+        place = program_and_place(process)
+        return self.alarms.put(_named(key), list(findings.values()), uses, at_ns, place)
 
     def _snapshot(
         self,
