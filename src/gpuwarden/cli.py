@@ -303,7 +303,7 @@ def _watch(arguments: argparse.Namespace) -> int:
         for_seconds=arguments.for_seconds,
     )
     agent = Agent(options, policy, reload_policy=lambda: _load_policy(arguments.policy)[0])
-    return agent.run(lambda line: print(f"gpuwarden: {line}", file=sys.stderr, flush=True))
+    return agent.run(agent.say)
 
 
 def _write(text: str) -> None:
@@ -322,8 +322,21 @@ COMMANDS = {
 }
 
 
+def _open_what_is_closed() -> None:
+    """/dev/null for standard descriptors that are closed: else the next file gets their number,
+    and what is told."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    _open_what_is_closed()
     arguments = build_parser().parse_args(argv)
     try:
         return COMMANDS[arguments.command](arguments)

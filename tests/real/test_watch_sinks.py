@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -282,6 +283,67 @@ def test_a_reader_that_does_not_read_is_told_of_and_keeps_it_from_nothing(
         agent.wait(lambda: f'"{SILENT}"' in lines.read_text(), "the silence of the reader")
         assert agent.stop() == 0
     os.close(reader)
+
+
+def test_a_reader_of_events_that_does_not_read_holds_up_nothing(
+    tmp_path: Path, opener: Path, gpu: Path
+) -> None:
+    reader, writer = os.pipe()
+    lines = tmp_path / "findings.jsonl"
+    with watching(
+        tmp_path, "--events", "--limit", "0", sinks=("stdout", f"file:{lines}"), stdout=writer
+    ) as agent:
+        os.close(writer)
+        use(opener, gpu, 3000)
+        pid = use(opener, gpu)
+        agent.wait(lambda: lines.exists() and f'"pid":{pid}' in lines.read_text(), "the finding")
+        assert agent.stop() == 0
+    os.close(reader)
+
+
+def test_without_any_reader_it_goes_on_for_its_other_sinks(tmp_path: Path) -> None:
+    lines = tmp_path / "findings.jsonl"
+    argv = [
+        sys.executable, "-m", "tests.support.quick_watch", "0.5", "2", "watch", "--way", "poll",
+        "--state", str(tmp_path / "state"), "--sink", "stdout", "--sink", f"file:{lines}",
+    ]  # fmt: skip
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        argv, stdout=writer, stderr=writer, env={**os.environ, "PYTHONPATH": "src"}
+    ) as agent:
+        os.close(writer)
+        try:
+            assert b"device opens" in os.read(reader, 4096)
+            os.close(reader)
+            agent.send_signal(signal.SIGHUP)
+            wait_until(lambda: lines.exists() and f'"{SILENT}"' in lines.read_text(), 60)
+            agent.terminate()
+            assert agent.wait(20) == 0
+        finally:
+            agent.kill()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_descriptor_that_is_closed_is_no_other_file(tmp_path: Path, closed: str) -> None:
+    lines, state = tmp_path / "findings.jsonl", tmp_path / "state"
+    script = f'exec "$@" {closed}'
+    argv = [
+        "sh", "-c", script, "sh", sys.executable, "-m", "tests.support.quick_watch", "0.5", "2",
+        "watch", "--state", str(state), "--sink", "stdout", "--sink", f"file:{lines}",
+        "--way", "poll",
+    ]  # fmt: skip
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": "src"}) as agent:
+        try:
+            # That opens are polled is a finding.
+            wait_until(lambda: lines.exists() and '"device_opens_polled"' in lines.read_text(), 60)
+            files = [os.readlink(f"/proc/{agent.pid}/fd/{number}") for number in range(3)]
+            agent.terminate()
+            assert agent.wait(20) == 0
+        finally:
+            agent.kill()
+    wanted = {"<&-": [0], ">&-": [1], "2>&-": [2]}.get(closed, [0, 1, 2])
+    assert [files[number] for number in wanted] == [os.devnull] * len(wanted)
+    assert (state / "lock").read_text().strip() == str(agent.pid)
 
 
 # -------------------------------------------------------------------------- disk and memory

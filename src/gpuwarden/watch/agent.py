@@ -46,7 +46,6 @@ from gpuwarden.watch.workers import Worker
 
 BUDGET_SECONDS = 0.02
 """Judged at a stretch before the ring is emptied again."""
-STDOUT = 1
 PRIORITY = -10
 SWITCH_SECONDS = 0.0005
 """A thread that renders metrics must not keep an event waiting."""
@@ -101,7 +100,13 @@ class Agent:
             self._waiter = Waiter(stack)
             # Children first: they are forked from a process without threads.
             self._start_children(stack)
-            self.telling = Telling(options.state_directory, sinks, node=self.node.hostname)
+            self.telling = Telling(
+                options.state_directory,
+                sinks,
+                node=self.node.hostname,
+                # Who scrapes metrics hears of it, and denials must not end with a terminal.
+                ends_unheard=options.metrics is None and not options.enforce,
+            )
             self._resume(stack)
             self.devices.start(stack)
             self._make_watch()
@@ -219,8 +224,10 @@ class Agent:
         """A line for whoever reads the agent's standard error."""
         from gpuwarden.outputs.words import escape
 
-        sys.stderr.write(f"gpuwarden: {escape(line)}\n")
-        sys.stderr.flush()
+        # Whoever read it may be gone, as after `2>&1 | head`: that is no reason to end.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"gpuwarden: {escape(line)}\n")
+            sys.stderr.flush()
 
     def _listen(self, stack: ExitStack) -> None:
         """The metrics endpoint and Falco's listener, where they are asked for."""
@@ -369,10 +376,7 @@ class Agent:
             node=self.node.hostname,
             at_ns=at_ns,
         )
-        data = memoryview(line + b"\n")
-        with contextlib.suppress(BrokenPipeError):
-            while data:
-                data = data[os.write(STDOUT, data) :]
+        self.telling.event_line(line)
 
     def _reload_policy(self) -> None:
         if self._reload is None:
