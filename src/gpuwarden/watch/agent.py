@@ -7,6 +7,7 @@ and Falco's listener have theirs and touch nothing but one frozen value and a qu
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -50,6 +51,8 @@ PRIORITY = -10
 SWITCH_SECONDS = 0.0005
 """A thread that renders metrics must not keep an event waiting."""
 USAGE_ROUNDS = 120
+M_ARENA_MAX = -8
+"""Of malloc.h, for mallopt(3)."""
 USAGE_FILE = "usage.msgpack"
 FOR_EVER = float("inf")
 
@@ -98,6 +101,7 @@ class Agent:
         sinks = sinks_of([*self.policy.sinks, *options.sinks], events=options.events)
         with ExitStack() as stack:
             self._waiter = Waiter(stack)
+            _keep_memory_together()
             # Children first: they are forked from a process without threads.
             self._start_children(stack)
             self.telling = Telling(
@@ -330,6 +334,7 @@ class Agent:
         if self._rounds % USAGE_ROUNDS == 0:
             self._keep_usage()
             gc.collect()
+            _give_back_memory()
         if self.metrics is not None:
             self.metrics.fill(self)
 
@@ -394,6 +399,18 @@ class Agent:
             self.denying.reload(policy)
         self.judging.changed()
         self.say("the policy was read again")
+
+
+def _keep_memory_together() -> None:
+    """One heap for all threads: with one each, what a thread frees is of no use to another."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
+def _give_back_memory() -> None:
+    """Returns what is free to the kernel: the C library keeps the peak of each judgement."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _host_mounts(host: Host) -> int | None:
