@@ -27,6 +27,10 @@ class StandInJudge:
         self.fails: GpuwardenError | None = None
         self.refuses: GpuwardenError | bool = False
         self.busy = False
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
 
     def request(self, body: bytes) -> bool:
         if isinstance(self.refuses, GpuwardenError):
@@ -191,3 +195,13 @@ def test_no_child_to_be_had_is_a_failure_and_the_loop_does_not_spin(node: Node) 
 def test_it_waits_for_a_judge_at_work_as_long_as_that_has(node: Node) -> None:
     node.judging.ask(Memory())
     assert node.judging.seconds_to_wait() == pytest.approx(60.0, abs=0.1)
+
+
+def test_a_judge_with_nothing_to_judge_for_a_while_is_let_go(node: Node) -> None:
+    node.judging.ask(Memory())
+    node.judging.changed()
+    assert node.judging.take() is not None
+    assert node.judge.stops == 0, "another judgement is due soon"
+    assert node.asked_after(60) is not None
+    assert node.judge.stops == 1
+    assert node.asked_after(2 * INTERVAL) is not None

@@ -14,6 +14,7 @@ SHARE = 10.0
 """A judgement is followed by at least so many times its own length without one."""
 FOLLOW_UP_SECONDS = 10.0
 FAILURES_TOLD = 2
+REST_SECONDS = 30.0
 
 
 class Judging:
@@ -82,6 +83,9 @@ class Judging:
         self.error, self._failed_in_a_row = "", 0
         self._not_before = now + max(LEAST_SECONDS, SHARE * self.last.seconds)
         self._due = max(self._due, self._not_before)
+        if self.seconds_to_wait() >= REST_SECONDS:
+            # Nothing is to be judged for a while: what it loaded need not stay in memory.
+            self.worker.stop()
         return self.last
 
     def _failed(self, error: GpuwardenError) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -210,6 +211,9 @@ def _serve(descriptor: int, job: Callable[[bytes], bytes], parent: int) -> NoRet
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
+        gc.enable()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         own = os.dup2(descriptor, 3) if descriptor != 3 else 3
         os.closerange(4, 1 << 16)
         null = os.open(os.devnull, os.O_RDWR)
