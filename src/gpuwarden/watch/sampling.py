@@ -150,14 +150,21 @@ class Sampling:
 
     def _add_up(self) -> None:
         """Every sample that the driver kept counts in the mean that is recorded."""
+        of_clients = self._sums
         for client in self.clients:
-            busy = [sample.sm_percent for sample in client.samples]
-            if not busy and client.sm_percent is not None:
-                busy = [client.sm_percent]
-            if busy:
-                sums = self._sums.setdefault((client.gpu_id, client.pid), [0, 0])
-                sums[0] += sum(busy)
-                sums[1] += len(busy)
+            samples = client.samples
+            if samples:
+                total, count = sum(sample.sm_percent for sample in samples), len(samples)
+            elif client.sm_percent is not None:
+                total, count = client.sm_percent, 1
+            else:
+                continue
+            sums = of_clients.get((client.gpu_id, client.pid))
+            if sums is None:
+                of_clients[client.gpu_id, client.pid] = [total, count]
+            else:
+                sums[0] += total
+                sums[1] += count
         for gpu in self.gpus:
             if gpu.sm_percent is not None:
                 sums = self._sums.setdefault((gpu.id, None), [0, 0])

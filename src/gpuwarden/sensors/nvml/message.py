@@ -8,8 +8,9 @@ so the parent takes each for a claim of the right shape or refuses it.
 from __future__ import annotations
 
 import functools
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -119,24 +120,32 @@ def _bounded(message: Message) -> Message:
 def _check_texts(structs: Sequence[msgspec.Struct]) -> None:
     if not structs:
         return
-    fields = _text_fields(type(structs[0]))
+    texts_of = _text_fields(type(structs[0]))
+    checked: set[str] = set()
     for each in structs:
-        for field in fields:
-            value = getattr(each, field)
+        for value in texts_of(each):
             if not value:
                 continue
-            if isinstance(value, str):
+            if isinstance(value, dict):
+                _check_reasons(value)
+            elif isinstance(value, str) and value not in checked:
+                # Most say the same: the GPU that they are on, the source.
                 if len(value) > TEXT_LIMIT:
                     raise Malformed("the NVML child's answer has a text that is too long")
-            elif isinstance(value, dict):
-                if len(value) > 64:
-                    raise Malformed("the NVML child's answer has too many reasons")
-                if any(len(t) > TEXT_LIMIT for i in value.items() for t in i if isinstance(t, str)):
-                    raise Malformed("the NVML child's answer has a text that is too long")
+                checked.add(value)
+
+
+def _check_reasons(reasons: Mapping[str, object]) -> None:
+    if len(reasons) > 64:
+        raise Malformed("the NVML child's answer has too many reasons")
+    if any(len(t) > TEXT_LIMIT for item in reasons.items() for t in item if isinstance(t, str)):
+        raise Malformed("the NVML child's answer has a text that is too long")
 
 
 @functools.cache
-def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields that hold, or may hold, a text or a mapping."""
+def _text_fields(kind: type[msgspec.Struct]) -> Callable[[msgspec.Struct], tuple[object, ...]]:
+    """Gives the fields that hold, or may hold, a text or a mapping."""
     numbers = (int, float, bool, int | None, float | None, bool | None)
-    return tuple(f.name for f in msgspec.structs.fields(kind) if f.type not in numbers)
+    names = [f.name for f in msgspec.structs.fields(kind) if f.type not in numbers]
+    # With one name alone it would give no tuple.
+    return operator.attrgetter(*names, names[0]) if names else lambda each: ()
