@@ -15,21 +15,23 @@ int holders(struct bpf_iter__task_file *context)
 {
 	struct task_struct *task = context->task;
 	struct file *file = context->file;
-	struct holder_record record = {};
 	struct inode *inode;
 	__u32 device;
 
 	if (!task || !file)
 		return 0;
-	/* O_PATH only names the node. */
-	if (BPF_CORE_READ(file, f_mode) & MODE_PATH)
-		return 0;
+	/* Every file of the machine comes by here each second: pointers are followed, not copied. */
 	inode = file->f_inode;
-	if ((BPF_CORE_READ(inode, i_mode) & CHARACTER_MASK) != CHARACTER)
+	if (!inode || (inode->i_mode & CHARACTER_MASK) != CHARACTER)
 		return 0;
-	device = BPF_CORE_READ(inode, i_rdev);
+	device = inode->i_rdev;
 	if (!is_watched(device >> 20, device & 0xfffff))
 		return 0;
+	/* O_PATH only names the node. */
+	if (file->f_mode & MODE_PATH)
+		return 0;
+	struct holder_record record = {};
+
 	record.start_ns = BPF_CORE_READ(task, group_leader, start_boottime);
 	record.inode = BPF_CORE_READ(inode, i_ino);
 	record.tgid = task->tgid;
