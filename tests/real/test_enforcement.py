@@ -28,14 +28,12 @@ from gpuwarden.sensors.containers import look_up
 from tests.support import containers
 from tests.support.containers import (
     Podman,
-    busybox_root,
-    no_new_cgroups,
-    podman,
     wait_until,
 )
 from tests.support.cri import Containerd, PodSpec, containerd
+from tests.support.opener_images import opener_images
 from tests.support.packages import require
-from tests.support.probes import ROOT, build, node, probing, run
+from tests.support.probes import node, probing
 
 pytestmark = pytest.mark.real
 
@@ -53,17 +51,8 @@ POLICY = parse_policy(
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    build()
-    require("podman", "runc", "busybox-static", "gcc", "libc6-dev")
-    with no_new_cgroups():
-        scratch = tmp_path_factory.mktemp("e")
-        root = busybox_root(scratch / "root")
-        source = ROOT / "tests/support/openers.c"
-        run("gcc", "-O2", "-static", "-o", root / "bin/opener", source, check=True)
-        with podman(scratch / "podman") as made:
-            for image in (NAMED, OTHER):
-                made.import_image(root, image)
-            yield made
+    with opener_images(tmp_path_factory.mktemp("e"), NAMED, OTHER) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gpuwarden.probes import pinning
-from tests.support.containers import Podman, busybox_root, no_new_cgroups, podman, wait_until
-from tests.support.packages import require, require_root
+from tests.support.containers import Podman, wait_until
+from tests.support.opener_images import opener_images
+from tests.support.packages import require_root
 from tests.support.probes import ROOT, build, node, run
 from tests.support.watching import GPU, Watching, watching
 
@@ -30,17 +31,8 @@ NAMES_ANOTHER = "enforce:\n- match: {image: localhost/nobody}\n  reason: no GPUs
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     require_root()
-    build()
-    require("podman", "runc", "busybox-static", "gcc", "libc6-dev")
-    with no_new_cgroups():
-        scratch = tmp_path_factory.mktemp("e")
-        root = busybox_root(scratch / "root")
-        source = ROOT / "tests/support/openers.c"
-        run("gcc", "-O2", "-static", "-o", root / "bin/opener", source, check=True)
-        with podman(scratch / "podman") as made:
-            for image in (NAMED, OTHER):
-                made.import_image(root, image)
-            yield made
+    with opener_images(tmp_path_factory.mktemp("e"), NAMED, OTHER) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

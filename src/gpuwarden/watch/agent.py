@@ -7,7 +7,6 @@ and Falco's listener have theirs and touch nothing but one frozen value and a qu
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -28,7 +27,7 @@ from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.nvml.sampler import Sampler
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.process.executables import read_namespace
-from gpuwarden.watch import doorman, examiner, judgement
+from gpuwarden.watch import doorman, examiner, heap, judgement
 from gpuwarden.watch.denial_findings import DENYING_RULES
 from gpuwarden.watch.denying import Denying
 from gpuwarden.watch.device_side import DeviceSide
@@ -51,8 +50,6 @@ PRIORITY = -10
 SWITCH_SECONDS = 0.0005
 """A thread that renders metrics must not keep an event waiting."""
 USAGE_ROUNDS = 120
-M_ARENA_MAX = -8
-"""Of malloc.h, for mallopt(3)."""
 USAGE_FILE = "usage.msgpack"
 FOR_EVER = float("inf")
 
@@ -101,7 +98,7 @@ class Agent:
         sinks = sinks_of([*self.policy.sinks, *options.sinks], events=options.events)
         with ExitStack() as stack:
             self._waiter = Waiter(stack)
-            _keep_memory_together()
+            heap.one_for_all_threads()
             # Children first: they are forked from a process without threads.
             self._start_children(stack)
             self.telling = Telling(
@@ -334,7 +331,7 @@ class Agent:
         if self._rounds % USAGE_ROUNDS == 0:
             self._keep_usage()
             gc.collect()
-            _give_back_memory()
+            heap.give_back()
         if self.metrics is not None:
             self.metrics.fill(self)
 
@@ -399,18 +396,6 @@ class Agent:
             self.denying.reload(policy)
         self.judging.changed()
         self.say("the policy was read again")
-
-
-def _keep_memory_together() -> None:
-    """One heap for all threads: with one each, what a thread frees is of no use to another."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
-def _give_back_memory() -> None:
-    """Returns what is free to the kernel: the C library keeps the peak of each judgement."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _host_mounts(host: Host) -> int | None:

@@ -43,7 +43,7 @@ from gpuwarden.watch.open_judge import (
     sources_are_stale,
     unknown_containers,
 )
-from gpuwarden.watch.opens import Entry, OpenBook, fact
+from gpuwarden.watch.opens import Entry, OpenBook, fact, key_of
 from gpuwarden.watch.opens import Key as EntryKey
 from gpuwarden.watch.tool_runs import OF_THE_MOMENT, ToolRuns, by_program
 from gpuwarden.watch.waiting import Key
@@ -133,16 +133,7 @@ class OpenWatch:
         merged = self.book.merged_twins
         self._news(self.book.opened(event))
         if self._events is not None and self.book.merged_twins == merged:
-            process = event.process
-            key = (
-                process.pid,
-                process.start_time_ns,
-                event.major,
-                event.minor,
-                event.how,
-                event.denial,
-            )
-            self._events.add(time.monotonic(), key, event)
+            self._events.add(time.monotonic(), key_of(event), event)
 
     def _executed(self, event: ExecEvent) -> None:
         process = event.process

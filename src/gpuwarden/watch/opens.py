@@ -113,15 +113,7 @@ class OpenBook:
         """One event of the probe; the keys that are news because of it."""
         if self._twins.is_second(event):
             return
-        process = event.process
-        key = (
-            process.pid,
-            process.start_time_ns,
-            event.major,
-            event.minor,
-            event.how,
-            event.denial,
-        )
+        key = key_of(event)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._add(key, event)
@@ -141,7 +133,7 @@ class OpenBook:
                 entry.paths.add(event.path)
                 entry.event = replace(entry.event, path=event.path)
                 yield key
-            if entry.event.process.exe_inode != process.exe_inode:
+            if entry.event.process.exe_inode != event.process.exe_inode:
                 # It executed another program since: that is news of its own.
                 entry.event = replace(event, state=_further(entry.event.state, event.state))
                 yield key
@@ -276,15 +268,7 @@ class OpenBook:
         return entry
 
     def _settled(self, event: OpenEvent) -> Iterator[Key]:
-        process = event.process
-        key = (
-            process.pid,
-            process.start_time_ns,
-            event.major,
-            event.minor,
-            event.how,
-            event.denial,
-        )
+        key = key_of(event)
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -370,6 +354,12 @@ class OpenBook:
             if key[2:4] == (major, minor) and self._may_be_inherited(key)
         }
         return found | {holder[0] for holder in self._holders or () if holder[2:] == (major, minor)}
+
+
+def key_of(event: OpenEvent) -> Key:
+    process = event.process
+    place = (event.major, event.minor, event.how, event.denial)
+    return (process.pid, process.start_time_ns, *place)
 
 
 def fact(entry: Entry, majors: Majors, names: Mapping[tuple[int, int], set[str]]) -> DeviceOpen:
