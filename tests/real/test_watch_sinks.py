@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -378,8 +379,9 @@ def test_a_disk_that_fills_up_silences_nothing_and_is_told(
             use_and_see(agent, opener, gpu)
         assert "full" in str(agent.findings(NOT_KEPT)[0]["evidence"])
         before = resident_mib(agent.pid)
-        for _ in range(150):
-            last = use(opener, gpu)
+        for number in range(150):
+            # Each under a name of its own: a crowd of one name is told of together.
+            last = use(Path(shutil.copy2(opener, tmp_path / f"opener{number}")), gpu)
         agent.wait(lambda: is_told(agent, last, "resolved"), "opens and ends on a full disk")
         assert resident_mib(agent.pid) - before < 16
         (small_disk / "ballast").unlink()
