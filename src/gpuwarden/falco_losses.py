@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gpuwarden.finding import Advisory, Evidence, Finding, Subject, finding_id
+from gpuwarden.finding import Advisory, Evidence, Finding, about_source
 from gpuwarden.sensors.falco import FalcoDrop, FalcoEvent
 
 
@@ -155,20 +155,11 @@ def _said(kept: _Losses) -> list[str]:
 
 def drop_findings(losses: FalcoLosses, at_ns: int) -> list[Finding]:
     """A finding for each Falco that was blind within the last hour, one for this listener."""
-    found = []
-    for name, lines in losses.told(at_ns).items():
-        subject = Subject(kind="source", name=f"falco on {name}" if name else "falco listener")
-        advisory = FALCO_EVENTS_DROPPED
-        found.append(
-            Finding(
-                id=finding_id(advisory.id, subject),
-                rule=advisory.id,
-                severity=advisory.severity,
-                title=advisory.title,
-                explanation=advisory.explanation,
-                subject=subject,
-                evidence=tuple(Evidence(source="falco", text=line) for line in lines),
-                advice=advisory.steps,
-            )
+    return [
+        about_source(
+            FALCO_EVENTS_DROPPED,
+            f"falco on {name}" if name else "falco listener",
+            (Evidence(source="falco", text=line) for line in lines),
         )
-    return found
+        for name, lines in losses.told(at_ns).items()
+    ]

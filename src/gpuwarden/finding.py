@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 from gpuwarden.model import (
@@ -211,3 +212,18 @@ def finding_id(rule: str, subject: Subject) -> str:
 
     encoded = "\x00".join(identity).encode("utf-8", "backslashreplace")
     return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def about_source(advisory: Advisory, name: str, evidence: Iterable[Evidence]) -> Finding:
+    """A finding about a part of gpuwarden, or about something that it listens to."""
+    subject = Subject(kind="source", name=name)
+    return Finding(
+        id=finding_id(advisory.id, subject),
+        rule=advisory.id,
+        severity=advisory.severity,
+        title=advisory.title,
+        explanation=advisory.explanation,
+        subject=subject,
+        evidence=tuple(evidence),
+        advice=advisory.steps,
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from gpuwarden.finding import Advisory, Evidence, Finding, Subject, finding_id
+from gpuwarden.finding import Advisory, Evidence, Finding, about_source
 from gpuwarden.model import Gap
 from gpuwarden.sinks.dispatcher import SinkHealth
 
@@ -42,20 +42,6 @@ OWN_RULES = frozenset(rule.id for rule in OWN_ADVISORIES)
 """Always evaluated by ``OwnTrouble``."""
 
 
-def _finding(advisory: Advisory, name: str, evidence: Iterable[Evidence]) -> Finding:
-    subject = Subject(kind="source", name=name)
-    return Finding(
-        id=finding_id(advisory.id, subject),
-        rule=advisory.id,
-        severity=advisory.severity,
-        title=advisory.title,
-        explanation=advisory.explanation,
-        subject=subject,
-        evidence=tuple(evidence),
-        advice=advisory.steps,
-    )
-
-
 class OwnTrouble:
     """Keeps what one look at the counters does not show: which of them grew, and when."""
 
@@ -84,7 +70,7 @@ class OwnTrouble:
         if self._has_grown(EVENT_LINES, unread_lines, at_ns):
             text = f"{unread_lines} event lines dropped since the start: nobody read them in time"
             found.append(
-                _finding(ALARMS_DROPPED, EVENT_LINES, [Evidence(source="stdout", text=text)])
+                about_source(ALARMS_DROPPED, EVENT_LINES, [Evidence(source="stdout", text=text)])
             )
         if self._has_grown(EVERY_SINK, not_opened, at_ns):
             text = (
@@ -92,23 +78,23 @@ class OwnTrouble:
                 "were open"
             )
             found.append(
-                _finding(ALARMS_DROPPED, EVERY_SINK, [Evidence(source="findings", text=text)])
+                about_source(ALARMS_DROPPED, EVERY_SINK, [Evidence(source="findings", text=text)])
             )
         for sink in health:
             if self._has_grown(sink.name, sink.dropped, at_ns):
                 text = f"{sink.dropped} dropped since the sink was set up"
                 found.append(
-                    _finding(ALARMS_DROPPED, sink.name, [Evidence(source="spool", text=text)])
+                    about_source(ALARMS_DROPPED, sink.name, [Evidence(source="spool", text=text)])
                 )
             since = sink.failing_since_ns
             if since is not None and at_ns - since >= self._silent_ns:
                 evidence = [Evidence(source=sink.name, text=sink.error or "no answer")]
-                found.append(_finding(SINK_NOT_ANSWERING, sink.name, evidence))
+                found.append(about_source(SINK_NOT_ANSWERING, sink.name, evidence))
         by_path: dict[str, list[Evidence]] = {}
         for gap in troubles:
             text = f"{gap.reason} ({gap.remedy})" if gap.remedy else gap.reason
             by_path.setdefault(gap.what, []).append(Evidence(source=gap.sensor, text=text))
-        found += [_finding(MEMORY_NOT_KEPT, path, texts) for path, texts in by_path.items()]
+        found += [about_source(MEMORY_NOT_KEPT, path, texts) for path, texts in by_path.items()]
         return found
 
     def _has_grown(self, name: str, count: int, at_ns: int) -> bool:

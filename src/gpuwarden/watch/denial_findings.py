@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpuwarden.enforcement import Decision
-from gpuwarden.finding import Advisory, Evidence, Finding, Subject
-from gpuwarden.watch.own_sight import own_finding
+from gpuwarden.finding import Advisory, Evidence, Finding, about_source
 
 SHOWN = 8
 
@@ -61,4 +60,4 @@ def trouble(name: str, lines: Iterable[str]) -> Finding:
 
 def _finding(advisory: Advisory, name: str, texts: Iterable[str]) -> Finding:
     evidence = (Evidence(source="enforcement", text=text) for text in texts)
-    return own_finding(advisory, Subject(kind="source", name=name), evidence)
+    return about_source(advisory, name, evidence)

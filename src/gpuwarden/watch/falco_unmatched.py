@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gpuwarden.falco_losses import FALCO_EVENTS_DROPPED
-from gpuwarden.finding import Advisory, Evidence, Finding, Subject
-from gpuwarden.watch.own_sight import own_finding
+from gpuwarden.finding import Advisory, Evidence, Finding, about_source
 
 NAME_SHOWN = 100
 LOST_NAMED = 8
@@ -64,8 +63,8 @@ class Unmatched:
         self._forget(at_ns)
         found = []
         for (name, path), lost in self._lost.items():
-            subject = Subject(kind="source", name=f"falco: {name} {path}".rstrip())
+            named = f"falco: {name} {path}".rstrip()
             texts = (f"{lost.times} opens in the last hour or since it began", lost.text)
             evidence = (Evidence(source="falco", text=text) for text in texts)
-            found.append(own_finding(FALCO_OPEN_UNMATCHED, subject, evidence))
+            found.append(about_source(FALCO_OPEN_UNMATCHED, named, evidence))
         return found

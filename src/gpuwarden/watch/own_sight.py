@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
-from gpuwarden.finding import Advisory, Evidence, Finding, Subject, finding_id
+from gpuwarden.finding import Advisory, Evidence, Finding, about_source
 
 GREW_STAYS_NS = 3600 * 10**9
 BLIND_NS = 30 * 10**9
@@ -73,24 +73,6 @@ class Sight(Struct, frozen=True, kw_only=True):
     judgement_error: str = ""
 
 
-def own_finding(advisory: Advisory, subject: Subject, evidence: Iterable[Evidence]) -> Finding:
-    """A finding about the agent's own sight."""
-    return Finding(
-        id=finding_id(advisory.id, subject),
-        rule=advisory.id,
-        severity=advisory.severity,
-        title=advisory.title,
-        explanation=advisory.explanation,
-        subject=subject,
-        evidence=tuple(evidence),
-        advice=advisory.steps,
-    )
-
-
-def _finding(advisory: Advisory, name: str, evidence: Iterable[Evidence]) -> Finding:
-    return own_finding(advisory, Subject(kind="source", name=name), evidence)
-
-
 class OwnSight:
     """Keeps what one look does not show: which counts grew, and when."""
 
@@ -110,15 +92,15 @@ class OwnSight:
                 for cause, count in sorted(sight.dropped.items())
                 if count
             )
-            found.append(_finding(DEVICE_EVENTS_DROPPED, "device opens", lost))
+            found.append(about_source(DEVICE_EVENTS_DROPPED, "device opens", lost))
         if sight.polled:
             why = (Evidence(source="probe", text=reason) for reason in (sight.way, *sight.refused))
-            found.append(_finding(DEVICE_OPENS_POLLED, "device opens", why))
+            found.append(about_source(DEVICE_OPENS_POLLED, "device opens", why))
         since = sight.sampling_failing_since_ns
         if since is not None and at_ns - since >= BLIND_NS:
-            texts = iter([Evidence(source="nvml", text=sight.sampling_error)])
-            found.append(_finding(SAMPLING_BLIND, "nvml", texts))
+            texts = [Evidence(source="nvml", text=sight.sampling_error)]
+            found.append(about_source(SAMPLING_BLIND, "nvml", texts))
         if sight.judgement_error:
-            texts = iter([Evidence(source="judgement", text=sight.judgement_error)])
-            found.append(_finding(JUDGEMENT_FAILED, "judgement", texts))
+            texts = [Evidence(source="judgement", text=sight.judgement_error)]
+            found.append(about_source(JUDGEMENT_FAILED, "judgement", texts))
         return found
