@@ -26,34 +26,21 @@ from tests.support.probes import (
     FULL,
     ROOT,
     ZERO,
-    build,
     control_groups,
     drained,
     node,
     opened_in,
-    openers,
     opens,
     probing,
 )
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 # bpf(2): the numbers of linux/bpf.h.
 PROG_LOAD, PROG_ATTACH, PROG_DETACH = 5, 8, 9
 CGROUP_DEVICE_PROGRAM, CGROUP_DEVICE = 15, 6
 EXCLUSIVE, ALLOW_OVERRIDE, ALLOW_MULTI = 0, 1, 2
 CPUID = (203, 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
 
 
 @pytest.fixture

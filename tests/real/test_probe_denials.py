@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,35 +17,15 @@ from tests.support.idle import wait_for
 from tests.support.probes import (
     FULL,
     ROOT,
-    build,
-    control_groups,
     drained,
     node,
     opened_in,
-    openers,
     opens,
     probing,
     run,
 )
 
-pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
-
-
-@pytest.fixture
-def groups() -> Iterator[Callable[[str], Path]]:
-    with control_groups() as make:
-        yield make
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 
 @pytest.mark.parametrize("hierarchy", ["", "devices", "pids"])

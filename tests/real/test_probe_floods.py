@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,28 +17,15 @@ from tests.support.probes import (
     FULL,
     UNUSED,
     ZERO,
-    build,
     by,
     drained,
     node,
-    openers,
     opens,
     probing,
     run,
 )
 
-pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 
 # -------------------------------------------------------------------- floods

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,28 +21,15 @@ from tests.support.probes import (
     EVERYTHING,
     FULL,
     ROOT,
-    build,
     by,
     drained,
     node,
-    openers,
     probing,
     run,
 )
 from tests.support.stand_in import StandInHost
 
-pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 
 # -------------------------------------------------------------------- holders

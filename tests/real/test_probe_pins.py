@@ -21,17 +21,14 @@ from tests.support.probes import (
     EVERYTHING,
     FULL,
     ROOT,
-    build,
-    control_groups,
     node,
     opened_in,
-    openers,
     probing,
     run,
     tracefs,
 )
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 AGENT = """
 import sys, time
@@ -41,23 +38,6 @@ with DeviceOpenProbe([(1, 7)]) as probe:
     print(*probe.pin(sys.argv[2]), flush=True)
     time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
-
-
-@pytest.fixture
-def groups() -> Iterator[Callable[[str], Path]]:
-    with control_groups() as make:
-        yield make
 
 
 @pytest.fixture

@@ -18,18 +18,16 @@ from gpuwarden.probes.settings import Settings
 from tests.support.probes import (
     EVERYTHING,
     FULL,
-    build,
     by,
     drained,
     node,
-    openers,
     opens,
     probing,
     run,
     tracefs,
 )
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 CPUID = (203, 0)
 """A driver of its own, with a major of its own, that is there on every x86-64 machine."""
@@ -37,20 +35,9 @@ BY_FUNCTION = ("lsm", "fmod_ret", "fentry", "kprobe")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module", autouse=True)
 def tracing(built: None) -> Iterator[None]:
     with tracefs():
         yield
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
 
 
 def loads(way: str) -> str:

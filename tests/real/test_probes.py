@@ -32,29 +32,16 @@ from tests.support.probes import (
     FULL,
     NVIDIA,
     UNUSED,
-    build,
     by,
     drained,
     node,
-    openers,
     opens,
     probing,
     run,
     tracefs,
 )
 
-pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
 
 
 @pytest.fixture

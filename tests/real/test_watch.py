@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.packages import require_root
-from tests.support.probes import build, node, openers
+from tests.support.probes import build, node
 from tests.support.watching import GPU, NOT_THERE, Watching, watching
 
 pytestmark = pytest.mark.real
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.real
 def built() -> None:
     require_root()
     build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.killing import check, children_of_the_dead, killed, told_processes
 from tests.support.packages import require_root
-from tests.support.probes import build, openers
+from tests.support.probes import build
 from tests.support.receivers import Receiver, wait_until
 
 pytestmark = pytest.mark.real
@@ -22,12 +22,6 @@ SEED = 20_261_130
 def built() -> None:
     require_root()
     build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
 
 
 @pytest.fixture

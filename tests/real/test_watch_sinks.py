@@ -19,7 +19,7 @@ import pytest
 from gpuwarden.life import decode
 from gpuwarden.store import Store
 from tests.support.packages import require_root
-from tests.support.probes import build, node, openers
+from tests.support.probes import build, node
 from tests.support.receivers import Receiver, Request, wait_until
 from tests.support.watching import GPU, Watching, watching
 
@@ -36,12 +36,6 @@ ROUNDS = ("--interval", "0.2")
 def built() -> None:
     require_root()
     build()
-
-
-@pytest.fixture(scope="module")
-def opener() -> Iterator[Path]:
-    with openers() as binary:
-        yield binary
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""What the tests of the probe share: its objects built, a program that opens devices, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.probes import build, control_groups, openers
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    """The probe's objects, up to date."""
+    build()
+
+
+@pytest.fixture(scope="module")
+def opener() -> Iterator[Path]:
+    """The program of ``tests/support/openers.c``."""
+    with openers() as binary:
+        yield binary
+
+
+@pytest.fixture
+def groups() -> Iterator[Callable[[str], Path]]:
+    """Makes control groups in a hierarchy, by its name; they are gone afterwards."""
+    with control_groups() as make:
+        yield make
