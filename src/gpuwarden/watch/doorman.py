@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from gpuwarden.enforcement import Located
-from gpuwarden.host import Host
 from gpuwarden.model import Container, Fact
 from gpuwarden.sensors import containers
+from gpuwarden.watch.host_job import HostJob
 
 DEADLINE_SECONDS = 10.0
 
@@ -58,21 +58,14 @@ def decode(body: bytes) -> tuple[Container, ...]:
     return _answer.decode(body).containers
 
 
-class Doorman:
+class Doorman(HostJob):
     """The job of the child: asks the runtimes for containers by id."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._host: Host | None = None
-
     def __call__(self, body: bytes) -> bytes:
-        if self._host is None:
-            # Made here, in the child: a Host remembers whose /proc/self it saw.
-            self._host = Host(self._root)
         found = []
         for one in _question.decode(body).wanted:
             told = containers.look_up(
-                self._host, one.container_id, one.runtime, one.pod_uid, user_uid=one.user_uid
+                self.host, one.container_id, one.runtime, one.pod_uid, user_uid=one.user_uid
             )
             if isinstance(told, Container):
                 found.append(told)

@@ -22,6 +22,7 @@ from gpuwarden.scan import ask_sources
 from gpuwarden.sensors import containers
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.seen import Seen
+from gpuwarden.watch.host_job import HostJob
 
 DEADLINE_SECONDS = 12.0
 """Slurm's commands and a runtime's socket have deadlines of their own, well below it."""
@@ -61,18 +62,11 @@ def decode(body: bytes) -> Examined:
     return _answer.decode(body)
 
 
-class Examiner:
+class Examiner(HostJob):
     """The job of the child: one question at a time."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._host: Host | None = None
-
     def __call__(self, body: bytes) -> bytes:
-        if self._host is None:
-            # Made here, in the child: a Host remembers whose /proc/self it saw.
-            self._host = Host(self._root)
-        return _encoder.encode(examine(self._host, _question.decode(body)))
+        return _encoder.encode(examine(self.host, _question.decode(body)))
 
 
 def examine(host: Host, question: Examination) -> Examined:

@@ -9,7 +9,6 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuwarden.finding import Report
-from gpuwarden.host import Host
 from gpuwarden.judge import judge
 from gpuwarden.model import (
     Container,
@@ -26,6 +25,7 @@ from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules.registry import RULES, TIME_RULES
 from gpuwarden.scan import ScanOptions, take_snapshot
+from gpuwarden.watch.host_job import HostJob
 
 DEADLINE_SECONDS = 60.0
 KIN_SHOWN = 16
@@ -84,28 +84,24 @@ def decode(body: bytes) -> Judged:
     return _answer.decode(body)
 
 
-class Judgement:
+class Judgement(HostJob):
     """The job of the child: one snapshot and its report for each question."""
 
     def __init__(
         self, root: str, options: ScanOptions, policy: Policy, policy_path: str | None
     ) -> None:
-        self._root = root
+        super().__init__(root)
         self._options = options
         self._policy = policy
         self._policy_path = policy_path
-        self._host: Host | None = None
 
     def __call__(self, body: bytes) -> bytes:
-        if self._host is None:
-            # Made here, in the child: a Host remembers whose /proc/self it saw.
-            self._host = Host(self._root)
-            self._host.parent_is_ours = True
+        self.host.parent_is_ours = True
         memory = _question.decode(body)
         begun = time.perf_counter()
         asked_at_ns = time.time_ns()
         snapshot = replace(
-            take_snapshot(self._host, self._options),
+            take_snapshot(self.host, self._options),
             usage=memory.usage,
             exited=memory.exited,
             respawns=memory.respawns,
