@@ -1,4 +1,4 @@
-"""What unknown code computes, as far as its instructions tell; never more than one kind of evidence."""
+"""What unknown code computes, as far as its instructions tell: one kind of evidence, no more."""
 
 from __future__ import annotations
 
