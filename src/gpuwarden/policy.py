@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     Network = IPv4Network | IPv6Network
 
 Activity = Literal["hash-cracking", "volunteer-computing", "plotting"]
+JitRule = Literal["allow", "review"]
+STARTER = "starter"
+"""The word for the baseline that is installed with gpuwarden, among a profile's paths."""
 Words = str | list[str]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 CONTAINER_CONDITIONS = ("pod_namespace", "pod_name", "pod_labels", "image", "image_digest")
@@ -56,6 +59,43 @@ class PolicyWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     gpus: Literal["all"] | list[int | str] = "all"
     egress: list[str] | None = None
     """``address``, ``address:port`` or ``network/prefix`` it may talk to; None: not restricted."""
+    profile: str | None = None
+    """The code profile of its processes; None: its GPU code is not compared."""
+
+
+class JitRules(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename={"cudnn_jit": "cudnn-jit"},
+):
+    """What to say of code that is made while a workload runs; None: it is unknown code.
+
+    A class is what a module looks like, which anyone can imitate: a claim, never a proof.
+    """
+
+    triton: JitRule | None = None
+    nvrtc: JitRule | None = None
+    nvjitlink: JitRule | None = None
+    cudnn_jit: JitRule | None = None
+
+    def of(self, name: str) -> JitRule | None:
+        """The rule of a class by the name that the file uses; None for any other name."""
+        index = JIT_CLASSES.index(name) if name in JIT_CLASSES else None
+        return None if index is None else getattr(self, JitRules.__struct_fields__[index])
+
+
+JIT_CLASSES: tuple[str, ...] = JitRules.__struct_encode_fields__
+
+
+class PolicyProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The GPU code that a workload may load: known modules, and classes made while it runs."""
+
+    name: str
+    baselines: list[str]
+    """Absolute paths of baseline files, or ``starter``; asked in this order."""
+    jit: JitRules = JitRules()
 
 
 class PolicyException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,12 +150,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     version: Literal[1] = 1
     workloads: list[PolicyWorkload] = []
+    profiles: list[PolicyProfile] = []
     exceptions: list[PolicyException] = []
     thresholds: Thresholds = Thresholds()
     allow_activities: list[Activity] = []
     user_known_gpu_workloads: list[KnownGpuWorkload] = []
     enforce: list[EnforceRule] = []
     sinks: list[str] = []
+
+    def profile(self, name: str) -> PolicyProfile | None:
+        """The profile of that name, None when there is none."""
+        return next((profile for profile in self.profiles if profile.name == name), None)
 
 
 def parse_peer(text: str) -> tuple[Network, int | None]:

@@ -14,11 +14,14 @@ from gpuwarden.pattern import pattern
 from gpuwarden.policy import (
     CONTAINER_CONDITIONS,
     NARROWING_CONDITIONS,
+    STARTER,
     EnforceRule,
+    JitRules,
     KnownGpuWorkload,
     Match,
     Policy,
     PolicyException,
+    PolicyProfile,
     PolicyWorkload,
     Thresholds,
     parse_peer,
@@ -103,6 +106,8 @@ def _fields_of(path: str) -> str:
     kinds: tuple[tuple[str, type[msgspec.Struct]], ...] = (
         (r"\$", Policy),
         (r"\$\.workloads\[[^\]]*\]", PolicyWorkload),
+        (r"\$\.profiles\[[^\]]*\]", PolicyProfile),
+        (r"\$\.profiles\[[^\]]*\]\.jit", JitRules),
         (r"\$\.exceptions\[[^\]]*\]", PolicyException),
         (r"\$\.user_known_gpu_workloads\[[^\]]*\]", KnownGpuWorkload),
         (r"\$\.enforce\[[^\]]*\]", EnforceRule),
@@ -114,7 +119,7 @@ def _fields_of(path: str) -> str:
     )
     for shape, kind in kinds:
         if re.fullmatch(shape, path):
-            return ", ".join(kind.__struct_fields__)
+            return ", ".join(kind.__struct_encode_fields__)
     return ""
 
 
@@ -169,6 +174,33 @@ def _check_containers(policy: Policy) -> Iterator[tuple[str, str]]:
             yield f"$.sinks[{i}]", "expected a sink, such as syslog: or webhook:URL"
 
 
+def _check_profiles(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Mistakes of profiles and of the workloads that name them, as path and message."""
+    names: set[str] = set()
+    for i, profile in enumerate(policy.profiles):
+        path = f"$.profiles[{i}]"
+        if not profile.name.strip():
+            yield f"{path}.name", "expected a name that is not empty"
+        if profile.name in names:
+            yield f"{path}.name", f"a profile called '{profile.name}' stands above already"
+        names.add(profile.name)
+        if not profile.baselines:
+            yield f"{path}.baselines", "expected at least one baseline: nothing would be known"
+        for j, baseline in enumerate(profile.baselines):
+            if baseline != STARTER and (not baseline.startswith("/") or "\0" in baseline):
+                yield (
+                    f"{path}.baselines[{j}]",
+                    f"expected the absolute path of a baseline file, or the word {STARTER}",
+                )
+    for i, workload in enumerate(policy.workloads):
+        if workload.profile is not None and workload.profile not in names:
+            known = f"expected one of: {', '.join(sorted(names))}" if names else "there are none"
+            yield (
+                f"$.workloads[{i}].profile",
+                f"no profile is called '{workload.profile}'; {known}",
+            )
+
+
 def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset[str]) -> None:
     def fail(path: str, message: str) -> UsageError:
         line, column = _place_of(places, path)
@@ -210,7 +242,7 @@ def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset
             raise fail(
                 path, "expected a narrow match, a path or a gpu: this would silence the rule"
             )
-    for path, message in _check_containers(policy):
+    for path, message in (*_check_containers(policy), *_check_profiles(policy)):
         raise fail(path, message)
 
 

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from gpuwarden.errors import UsageError
 from gpuwarden.policy import (
     EnforceRule,
+    JitRules,
     KnownGpuWorkload,
     Match,
     Policy,
     PolicyException,
+    PolicyProfile,
     PolicyWorkload,
     Thresholds,
     parse_peer,
@@ -33,6 +35,11 @@ workloads:
     match: {pod_namespace: [serve, serve-canary], pod_labels: {app: llm}}
     gpus: [0, GPU-1234, "00000000:3B:00.0"]
     egress: [10.0.0.0/8, "192.0.2.1:443", "[2001:db8::1]:443", "2001:db8::/32"]
+    profile: serving
+profiles:
+  - name: serving
+    baselines: [starter, /etc/gpuwarden/baselines/serving.baseline]
+    jit: {triton: allow, nvrtc: review}
 exceptions:
   - rule: gpu_process_of_other_team
     reason: demonstration
@@ -62,8 +69,17 @@ def test_a_whole_policy_reads() -> None:
             match=Match(pod_namespace=["serve", "serve-canary"], pod_labels={"app": "llm"}),
             gpus=[0, "GPU-1234", "00000000:3B:00.0"],
             egress=["10.0.0.0/8", "192.0.2.1:443", "[2001:db8::1]:443", "2001:db8::/32"],
+            profile="serving",
         )
     ]
+    serving = PolicyProfile(
+        name="serving",
+        baselines=["starter", "/etc/gpuwarden/baselines/serving.baseline"],
+        jit=JitRules(triton="allow", nvrtc="review"),
+    )
+    assert policy.profiles == [serving]
+    assert policy.profile("serving") == serving
+    assert policy.profile("training") is None
     assert policy.exceptions[0] == PolicyException(
         rule="gpu_process_of_other_team",
         reason="demonstration",
@@ -99,6 +115,18 @@ def test_the_documents_example_is_a_policy_and_names_every_key() -> None:
     for threshold in Thresholds.__struct_fields__:
         value = getattr(Thresholds(), threshold)
         assert f"\n| `{threshold}` | {value} | " in text
+
+
+def test_a_jit_class_has_the_rule_that_the_file_gives_it() -> None:
+    text = b"profiles: [{name: a, baselines: [starter], jit: {cudnn-jit: review, nvrtc: allow}}]"
+    rules = parse_policy(text, "p.yaml").profiles[0].jit
+    assert [rules.of(name) for name in ("cudnn-jit", "nvrtc", "triton", "numba", "")] == [
+        "review",
+        "allow",
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("empty", [b"", b"\n", b"# nothing\n", b"---\n", b"{}"])
@@ -141,6 +169,43 @@ MISTAKES = {
     "a name twice": (
         "workloads:\n  - {name: a, match: {user: b}}\n  - {name: a, match: {user: c}}\n",
         "3:12: a workload called 'a' stands above already",
+    ),
+    "a profile that is not there": (
+        "workloads:\n  - {name: a, match: {user: b}, profile: c}\n",
+        "2:42: no profile is called 'c'; there are none",
+    ),
+    "a profile of another name": (
+        "workloads: [{name: a, match: {user: b}, profile: c}]\n"
+        "profiles: [{name: d, baselines: [starter]}]\n",
+        "1:50: no profile is called 'c'; expected one of: d",
+    ),
+    "a profile twice": (
+        "profiles:\n  - {name: a, baselines: [starter]}\n  - {name: a, baselines: [starter]}\n",
+        "3:12: a profile called 'a' stands above already",
+    ),
+    "a profile without a name": (
+        "profiles: [{name: '', baselines: [starter]}]\n",
+        "1:19: expected a name that is not empty",
+    ),
+    "a profile that knows nothing": (
+        "profiles: [{name: a, baselines: []}]\n",
+        "1:33: expected at least one baseline",
+    ),
+    "a baseline that is no path": (
+        "profiles: [{name: a, baselines: [starter, torch.baseline]}]\n",
+        "1:43: expected the absolute path of a baseline file, or the word starter",
+    ),
+    "a JIT class that is none": (
+        "profiles:\n  - name: a\n    baselines: [starter]\n    jit: {numba: allow}\n",
+        "4:11: unknown key 'numba'; expected one of: triton, nvrtc, nvjitlink, cudnn-jit",
+    ),
+    "a JIT rule that is none": (
+        "profiles: [{name: a, baselines: [starter], jit: {triton: deny}}]\n",
+        "1:58: invalid enum value 'deny'",
+    ),
+    "an unknown key of a profile": (
+        "profiles: [{name: a, baseline: [starter]}]\n",
+        "1:22: unknown key 'baseline'; expected one of: name, baselines, jit",
     ),
     "a wide exception": (
         "exceptions:\n  - {rule: process_hidden, reason: x}\n",
