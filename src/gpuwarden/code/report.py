@@ -1,0 +1,85 @@
+"""What a look at targets found: every module with where it was, and what could not be read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpuwarden.code.judgement import ModuleJudgement
+from gpuwarden.code.module import Module, Place, Problem, Record
+
+SCHEMA = "gpuwarden.code"
+VERSION = 1
+
+Standing = Literal["known", "rebuilt", "driver", "jit", "unknown", ""]
+"""Exactly known, known code built elsewhere, the driver's own, of a JIT class that is allowed, none
+of these; empty where nothing was looked up."""
+
+TargetKind = Literal["file", "folder", "wheel", "archive", "image", "process", "unreadable"]
+
+
+class Sighting(Record, frozen=True, kw_only=True):
+    """One place of a module."""
+
+    place: Place
+    cache: str = ""
+    """The JIT cache that its path says it is in: ``Triton``, ``CUDA``, ``torch.compile``."""
+    hidden: str = ""
+    """In an image: what a later layer did to the file, so that no container of it has it."""
+
+
+class FoundModule(Record, frozen=True, kw_only=True):
+    """One module by its digest, and everywhere that it was."""
+
+    module: Module
+    standing: Standing = ""
+    known_as: str = ""
+    """Of what the baseline says it is, such as ``torch 2.9.1 libtorch_cuda.so``."""
+    judgement: ModuleJudgement | None = None
+    sightings: tuple[Sighting, ...] = ()
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it is only where no container of the image would find it."""
+        return all(sighting.hidden for sighting in self.sightings)
+
+    @property
+    def is_alarming(self) -> bool:
+        """Whether it is not known and computes like a hash."""
+        judged = self.judgement is not None and self.judgement.answer == "hash-like"
+        return judged and self.standing in ("unknown", "jit", "")
+
+
+class ScannedTarget(Record, frozen=True, kw_only=True):
+    """One thing that was asked for, and how much of it was seen."""
+
+    name: str
+    what: TargetKind
+    digest: str = ""
+    """Of an image: its manifest's or its configuration's, as the archive says."""
+    read_bytes: int = 0
+    """Read of it as it is stored."""
+    files: int = 0
+    """Files looked into, members of archives among them."""
+    modules: int = 0
+    """Sightings, a module that is there twice counted twice; hidden ones are not among them."""
+    hidden: int = 0
+    problems: int = 0
+    skipped: tuple[str, ...] = ()
+    """What was left out by rule, with counts: ``2 device nodes``."""
+    seconds: float = 0.0
+
+
+class CodeReport(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """All that one look at targets found; modules in the order in which they were first seen."""
+
+    schema: str = SCHEMA
+    version: int = VERSION
+    gpuwarden_version: str
+    targets: tuple[ScannedTarget, ...]
+    modules: tuple[FoundModule, ...]
+    problems: tuple[Problem, ...]
+    unconfined: tuple[str, ...] = ()
+    """What of the confinement of the parsing child could not be had, in words."""
+    judged: bool = False
+    baselines: tuple[str, ...] = ()
+    seconds: float = 0.0

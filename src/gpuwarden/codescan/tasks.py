@@ -1,0 +1,136 @@
+"""What the parent asks of a confined child and what the child answers: all that passes between.
+
+A task travels with one descriptor, which the child reads and closes. Its answers come in order and
+end with ``Done``; whatever a child says is only as true as the hostile bytes that it has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.code.judgement import ModuleJudgement
+from gpuwarden.code.module import Module, Place, Problem, Record
+from gpuwarden.code.report import Standing
+
+Buffer = bytes | memoryview
+
+Assess = Callable[[Module, Buffer], tuple[Standing, str, ModuleJudgement | None]]
+"""(module, decompressed image) → its standing, what it is known as, and what it computes.
+
+Made before the children are forked and called in them, where no file can be opened, no process
+started and nothing imported any more: whatever it needs must be open and loaded already.
+"""
+
+
+class Settings(Record, frozen=True, kw_only=True):
+    """What every child is started with."""
+
+    bounds: Bounds = DEFAULT
+    kernels: bool = True
+    """Whether the kernels of each module are told."""
+    path_key: bytes = b""
+    """Keys the hashes of paths in layers, so that nobody can make two that are alike."""
+
+
+class FileTask(Record, frozen=True, kw_only=True, tag="file"):
+    """A regular file, or a stream that can be read once.
+
+    ``share`` of ``shares`` workers that are given the same file each take their share of it.
+    """
+
+    number: int
+    place: Place
+    size: int | None = None
+    """None for a stream."""
+    share: int = 0
+    shares: int = 1
+
+
+class Span(Record, frozen=True, kw_only=True):
+    """Bytes of a process's memory that may be read."""
+
+    start: int
+    size: int
+    mapping: str = ""
+    """``Place.mapping`` of what is found there."""
+
+
+class MemoryTask(Record, frozen=True, kw_only=True, tag="memory"):
+    """Memory behind an open ``/proc/PID/mem``: spans in order of address, adjacent ones joined."""
+
+    number: int
+    place: Place
+    spans: tuple[Span, ...]
+
+
+Task = FileTask | MemoryTask
+
+
+class Found(Record, frozen=True, kw_only=True, tag="found"):
+    """One module and what was said of it where its image was at hand."""
+
+    module: Module
+    standing: Standing = ""
+    known_as: str = ""
+    judgement: ModuleJudgement | None = None
+
+
+class Trouble(Record, frozen=True, kw_only=True, tag="trouble"):
+    """Something that could not be read."""
+
+    problem: Problem
+
+
+class Reading(Record, frozen=True, kw_only=True, tag="reading"):
+    """Where the child is, told before it looks: what is named if it does not come back."""
+
+    place: Place
+    read_bytes: int
+    files: int
+
+
+class Layer(Record, frozen=True, kw_only=True, tag="layer"):
+    """Part of what one tar archive, perhaps a layer of an image, would change when unpacked.
+
+    Paths are told by keyed 64-bit hashes, little-endian, one after the other.
+    """
+
+    blob: tuple[str, ...]
+    """Members down to the archive, in the target."""
+    paths: bytes = b""
+    """Of every entry: what was there before is gone."""
+    leaves: bytes = b""
+    """Of entries that are no directories: everything below is gone."""
+    removed: bytes = b""
+    """Of what a whiteout removes, with everything below."""
+    opaque: bytes = b""
+    """Of directories of which everything below was removed."""
+
+
+class ImageManifest(Record, frozen=True, kw_only=True, tag="image"):
+    """An image that the target holds: its layers, lowest first, by the names of their members."""
+
+    name: str
+    digest: str
+    layers: tuple[str, ...]
+
+
+class Done(Record, frozen=True, kw_only=True, tag="done"):
+    """The task's end."""
+
+    number: int
+    what: str
+    """``file``, ``wheel``, ``archive``, ``image``: by content."""
+    read_bytes: int
+    files: int
+    skipped: dict[str, int] = {}
+
+
+class Ready(Record, frozen=True, kw_only=True, tag="ready"):
+    """A child's first word: what of its confinement could not be had."""
+
+    unconfined: tuple[str, ...]
+
+
+Answer = Found | Trouble | Reading | Layer | ImageManifest | Done | Ready
