@@ -7,10 +7,10 @@ import contextlib
 import msgspec
 from msgspec import Struct
 
+from gpuwarden.confinement.rights import CAP_SYS_ADMIN
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import Gpu
-from gpuwarden.sensors.nvml.child import CAP_SYS_ADMIN
 from gpuwarden.sensors.pci import normalise_pci
 
 DRIVER_DIRECTORY = "/proc/driver/nvidia"
