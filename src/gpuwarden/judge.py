@@ -178,7 +178,7 @@ def judge_rows(node: Node, policy: Policy) -> list[Row]:
 # ------------------------------------------------------------------ rules
 
 
-def _not_evaluated(node: Node, rule: Rule) -> str:
+def _not_evaluated(node: Node, policy: Policy, rows: Sequence[Row], rule: Rule) -> str:
     """Why a rule cannot be evaluated on this snapshot; empty when it can."""
     for name in rule.advisory.needs:
         run = node.sensor(name)
@@ -192,7 +192,7 @@ def _not_evaluated(node: Node, rule: Rule) -> str:
         source = node.source(name)
         if source is not None and source.state == "failed":
             return f"source {name}: {source.reason or 'failed'}"
-    return ""
+    return rule.unseen(node, policy, rows) if rule.unseen is not None else ""
 
 
 def _fill(step: str, values: dict[str, str]) -> str:
@@ -302,17 +302,17 @@ def _judge_rules(
         # a dump is a finding although the dump holds no /proc. It is only never called clear.
         try:
             found = [_finding(rule, hit) for hit in rule.hits(node, policy, rows)]
+            not_evaluated = _not_evaluated(node, policy, rows, rule)
         except Exception as error:  # noqa: BLE001
             # A defect of one rule must not take the others' findings away.
             reason = f"{type(error).__name__}: {error}"
             yield RuleRun(rule=rule.advisory.id, state="failed", reason=reason), []
             continue
         unique = list({f.id: f for f in found}.values())
-        reason = _not_evaluated(node, rule)
         run = RuleRun(
             rule=rule.advisory.id,
-            state="not-evaluated" if reason else "ok",
-            reason=reason,
+            state="not-evaluated" if not_evaluated else "ok",
+            reason=not_evaluated,
             findings=len(unique),
         )
         yield run, unique

@@ -8,10 +8,12 @@ from functools import cached_property
 
 from gpuwarden.model import (
     AccountedProcess,
+    CodeScan,
     Connection,
     Container,
     Gpu,
     GpuClient,
+    GpuModule,
     Holder,
     PersistenceEntry,
     Process,
@@ -84,6 +86,27 @@ class Node:
         for usage in self.snapshot.usage:
             found[(usage.gpu_id, usage.pid, usage.start_time_ticks)].append(usage)
         return dict(found)
+
+    @cached_property
+    def _modules_by_process(self) -> dict[tuple[int, int], list[GpuModule]]:
+        found: dict[tuple[int, int], list[GpuModule]] = defaultdict(list)
+        for module in self.snapshot.modules:
+            found[(module.pid, module.start_time_ticks)].append(module)
+        return dict(found)
+
+    def modules_of(self, process: Process) -> list[GpuModule]:
+        """GPU code of a process that is not simply known; of none other that had its pid."""
+        return list(self._modules_by_process.get((process.pid, process.start_time_ticks), ()))
+
+    def code_scan_of(self, process: Process) -> CodeScan | None:
+        """How much of a process's GPU code was seen; None when nobody looked."""
+        for scan in self.snapshot.code_scans:
+            if scan.pid == process.pid and scan.start_time_ticks in (
+                None,
+                process.start_time_ticks,
+            ):
+                return scan
+        return None
 
     @cached_property
     def children(self) -> dict[int, list[Process]]:

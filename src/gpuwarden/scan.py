@@ -20,6 +20,7 @@ from gpuwarden.host import Host
 from gpuwarden.model import (
     AccountedProcess,
     AnyFact,
+    CodeScan,
     Connection,
     Container,
     DeviceNode,
@@ -27,6 +28,7 @@ from gpuwarden.model import (
     Gap,
     Gpu,
     GpuClient,
+    GpuModule,
     HiddenProcess,
     Holder,
     LibraryCheck,
@@ -50,6 +52,12 @@ FACT_LIMIT = 200_000
 """Most facts kept from one sensor: what an attacker can make must stay bounded."""
 
 
+CodeLook = Callable[[Host, Snapshot], Iterable[AnyFact]]
+"""Looks for GPU code in processes of a snapshot that is complete but for that; yields CodeScan,
+GpuModule and Gap. It is handed in, since which processes to look at is the policy's to say."""
+CODE_SENSOR = "code"
+
+
 class ScanOptions(NamedTuple):
     """What to look at and with what."""
 
@@ -58,6 +66,8 @@ class ScanOptions(NamedTuple):
     nvml_library: str | None = None
     nvml_deadline_seconds: float = 5.0
     deep: bool = False
+    code: CodeLook | None = None
+    """None where no policy declares whose code to look at: then there is no such sensor."""
 
 
 _F = TypeVar("_F")
@@ -218,7 +228,7 @@ def take_snapshot(
         cuda_version=query.cuda_version if query is not None else None,
     )
     collected = runner.collected
-    return Snapshot(
+    snapshot = Snapshot(
         tool_version=__version__,
         taken_at_ns=taken_at_ns,
         node=node,
@@ -239,4 +249,15 @@ def take_snapshot(
         xids=collected.of(XidEvent),
         workloads=tuple(workloads),
         driver_files=collected.of(DriverFile),
+    )
+    if options.code is None:
+        return snapshot
+    look = options.code
+    runner.run(CODE_SENSOR, lambda: look(host, snapshot))
+    return replace(
+        snapshot,
+        sensors=tuple(collected.runs),
+        gaps=collected.of(Gap),
+        modules=collected.of(GpuModule),
+        code_scans=collected.of(CodeScan),
     )

@@ -7,6 +7,7 @@ answered "there is none". Units sit in names; times are Unix nanoseconds unless 
 
 from __future__ import annotations
 
+from gpuwarden.model.code import CodeScan, GpuModule, ModuleStanding
 from gpuwarden.model.facts import (
     Fact,
     Gap,
@@ -61,6 +62,7 @@ __all__ = [
     "AnyFact",
     "CgroupPlacement",
     "ClientKind",
+    "CodeScan",
     "Connection",
     "Container",
     "DeviceNode",
@@ -73,9 +75,11 @@ __all__ = [
     "Gap",
     "Gpu",
     "GpuClient",
+    "GpuModule",
     "HiddenProcess",
     "Holder",
     "LibraryCheck",
+    "ModuleStanding",
     "NodeFacts",
     "NodeKind",
     "OpenHow",

@@ -8,7 +8,8 @@ from gpuwarden.model.facts import Fact
 
 ModuleStanding = Literal["known", "rebuilt", "driver", "jit", "unknown"]
 """Against the baselines of a profile: exactly known, known code built elsewhere, the driver's own,
-of a JIT class (a claim that anyone can make), none of these."""
+of a JIT class that the profile allows, none of these. A class is a claim that anyone can make:
+hash-like code of an allowed class is unknown."""
 
 
 class GpuModule(Fact, frozen=True, kw_only=True):
@@ -35,8 +36,7 @@ class GpuModule(Fact, frozen=True, kw_only=True):
     """It is in the process's memory and in none of the files that it has mapped."""
     standing: ModuleStanding = "unknown"
     known_as: str = ""
-    jit_class: str = ""
-    """``triton``, ``nvrtc``… as it looks like: a claim."""
+    """What a baseline says it is, or which JIT class it looks like, and what of that."""
     kernels: tuple[str, ...] = ()
     """The first ones' names."""
     kernel_count: int = 0

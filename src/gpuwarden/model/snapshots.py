@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuwarden.model.code import CodeScan, GpuModule
 from gpuwarden.model.facts import Fact, Gap, NodeFacts, SensorRun, SourceRun
 from gpuwarden.model.gpus import (
     AccountedProcess,
@@ -37,6 +38,8 @@ AnyFact = (
     | PersistenceEntry
     | XidEvent
     | Workload
+    | GpuModule
+    | CodeScan
 )
 
 
@@ -65,6 +68,9 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     xids: tuple[XidEvent, ...] = ()
     workloads: tuple[Workload, ...] = ()
     driver_files: tuple[DriverFile, ...] = ()
+    modules: tuple[GpuModule, ...] = ()
+    """Of processes whose workload names a code profile; what is simply known is only counted."""
+    code_scans: tuple[CodeScan, ...] = ()
     opens: tuple[DeviceOpen, ...] = ()
     """From here on: what only `watch` knows; empty in a scan."""
     tool_runs: tuple[ToolRun, ...] = ()

@@ -286,6 +286,43 @@ DRIVER_LIBRARY_UNEXPECTED = Advisory(
     ),
     needs=("driver_files", "processes"),
 )
+GPU_MODULE_HASH_LIKE = Advisory(
+    "gpu_module_hash_like",
+    "Unknown code that computes like a hash function is in a process on {gpu}",
+    "error",
+    "No baseline of its workload's profile knows the code, and what its instructions compute is "
+    "like hashing: a miner, a password cracker, or a library that hashes or encrypts. It is one "
+    "kind of evidence; a second, independent one makes the process a cryptominer. That the code "
+    "looks as if a JIT compiler had made it clears nothing.",
+    (
+        "Keep the evidence first: gpuwarden snapshot FILE, gpuwarden code scan --pid {pid}, and "
+        "copy /proc/{pid}/exe elsewhere.",
+        "Ask {owner} what the kernels named below are for, and which package brings them.",
+        "Compare with a known-good run of the same workload: gpuwarden code verify.",
+        "If it is theirs, add that package to the profile's baseline, by its digests; never allow "
+        "a whole JIT class for it.",
+        "If nobody knows it, look at the peers of pid {pid}, at what started it and at how the "
+        "code came there.",
+    ),
+    needs=("processes",),
+)
+GPU_MODULE_UNKNOWN = Advisory(
+    "gpu_module_unknown",
+    "A process on {gpu} holds GPU code that its profile does not know",
+    "warning",
+    "The workload declares which GPU code it may load, and these modules are in none of its "
+    "baselines. Code in no mapped file was compiled, unpacked or received while the process ran; "
+    "frameworks do that too.",
+    (
+        "Ask {owner} whether the workload was updated or compiles kernels of its own.",
+        "Find where a module comes from: gpuwarden code scan --pid {pid} lists every place of it.",
+        "If it is theirs: gpuwarden baseline build from the package or image that brings it, or "
+        "name its JIT class in the profile.",
+        "If it is not: treat the process as one with an unknown plug-in, and look at what "
+        "started it.",
+    ),
+    needs=("processes",),
+)
 EXCEPTION_EXPIRED = Advisory(
     "exception_expired",
     "An exception of the policy has expired",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpuwarden.finding import Advisory
+from gpuwarden.finding import Advisory, Row
+from gpuwarden.node import Node
+from gpuwarden.policy import Policy
 from gpuwarden.rules import advisories as text
-from gpuwarden.rules import driver_libraries, node_rules, open_rules, row_rules, time_rules
+from gpuwarden.rules import (
+    driver_libraries,
+    gpu_code,
+    node_rules,
+    open_rules,
+    row_rules,
+    time_rules,
+)
 from gpuwarden.rules import open_advisories as open_text
 from gpuwarden.rules import time_advisories as time_text
 from gpuwarden.rules.row_rules import HitFunction
@@ -17,11 +27,14 @@ class Rule(NamedTuple):
 
     advisory: Advisory
     hits: HitFunction
+    unseen: Callable[[Node, Policy, Sequence[Row]], str] | None = None
+    """What it could not be evaluated for beyond its advisory's needs, in words; empty for none."""
 
 
 RULES: tuple[Rule, ...] = (
     Rule(text.GPU_CRYPTOMINER, row_rules.gpu_cryptominer),
     Rule(text.GPU_CONTAINER_WITHOUT_ALLOCATION, row_rules.gpu_container_without_allocation),
+    Rule(text.GPU_MODULE_HASH_LIKE, gpu_code.gpu_module_hash_like, gpu_code.unseen),
     Rule(text.PROCESS_HIDDEN, node_rules.process_hidden),
     Rule(text.GPU_PROCESS_SUSPICIOUS, row_rules.gpu_process_suspicious),
     Rule(text.NVML_LIBRARY_REFUSED, node_rules.nvml_library_refused),
@@ -30,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     Rule(text.GPU_BUSY_WITHOUT_PROCESS, node_rules.gpu_busy_without_process),
     Rule(text.DEVICE_NODE_RENAMED, node_rules.device_node_renamed),
     Rule(text.DRIVER_LIBRARY_UNEXPECTED, driver_libraries.driver_library_unexpected),
+    Rule(text.GPU_MODULE_UNKNOWN, gpu_code.gpu_module_unknown, gpu_code.unseen),
     Rule(text.GPU_PROCESS_OF_ENDED_JOB, row_rules.gpu_process_of_ended_job),
     Rule(text.GPU_ZOMBIE_CONTEXT, row_rules.gpu_zombie_context),
     Rule(text.GPU_MEMORY_LEAKED, row_rules.gpu_memory_leaked),

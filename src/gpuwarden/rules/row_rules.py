@@ -58,7 +58,8 @@ gpu_unreadable = _with("unreadable")
 def expected_process_with_signs(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """An expected process with one strong kind of evidence: not accused, not passed over.
 
-    How it computes is none: an expected workload may keep its GPU busy as it likes.
+    How it computes is none: an expected workload may keep its GPU busy as it likes. Its code is
+    gpu_module_hash_like's to tell.
     """
     mine = [
         row
@@ -66,7 +67,10 @@ def expected_process_with_signs(node: Node, policy: Policy, rows: Sequence[Row])
         if row.verdict == "expected"
         and row.pid is not None
         and row.inherited_from is None
-        and any(e.kind not in (None, "behaviour") and e.strength == "strong" for e in row.evidence)
+        and any(
+            e.kind not in (None, "behaviour", "code") and e.strength == "strong"
+            for e in row.evidence
+        )
     ]
     for group in _by_subject(mine):
         signs = tuple(e for e in group[0].evidence if e.kind is not None)

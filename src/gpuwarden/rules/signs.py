@@ -9,7 +9,7 @@ from gpuwarden.finding import Evidence
 from gpuwarden.model import GpuClient, Process
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
-from gpuwarden.rules import behaviour, egress, hiding, masquerade, respawn
+from gpuwarden.rules import behaviour, egress, gpu_code, hiding, masquerade, respawn
 from gpuwarden.rules.miner_judgement import strongest
 from gpuwarden.rules.miner_signs import CommandSigns, command_signs, line_signs, name_signs
 
@@ -98,7 +98,7 @@ def of_process(
     clients: Sequence[GpuClient],
     declared_egress: Sequence[str] | None,
 ) -> Signs:
-    """Every sign of one process: its words, its binary, its peers, its load, what restarts it."""
+    """Every sign of one process: its words, binary, peers, load, code, what restarts it."""
     exe = process.exe.path if process.exe is not None else None
     signs = command_signs(
         process.argv or (), comm=process.comm, exe=exe, environment=process.environment
@@ -108,6 +108,7 @@ def of_process(
     found += egress.observe(node, process, declared=declared_egress, pools=signs.pools)
     found += respawn.observe(node, process)
     found += hiding.observe(node, process)
+    found += gpu_code.observe(node, process)
     for client in clients:
         found += behaviour.observe(node, client, policy.thresholds)
     activity = signs.activity if signs.activity not in policy.allow_activities else "none"
