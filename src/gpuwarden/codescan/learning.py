@@ -1,0 +1,41 @@
+"""What of a known-good run may become known: a miner that was there while learning must not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpuwarden.code.judgement import ModuleJudgement
+from gpuwarden.code.module import Record
+from gpuwarden.code.report import FoundModule
+
+Decision = Literal["take", "flag", "refuse", "known"]
+
+TAKEN = frozenset({"not hash-like", "not enough code"})
+FLAGGED = frozenset({"architecture too old", "architecture unknown"})
+"""Nothing can be said of what these compute; a person may answer for them."""
+
+
+class Candidate(Record, frozen=True, kw_only=True):
+    """One module of a run, and whether it may be learnt."""
+
+    found: FoundModule
+    decision: Decision
+    why: str = ""
+
+
+def consider(found: FoundModule, *, accept_flagged: bool = False) -> Candidate:
+    """Whether a module may be learnt. Hash-like code and what cannot be read never may."""
+    if found.standing in ("known", "rebuilt", "driver"):
+        return Candidate(found=found, decision="known", why=found.known_as)
+    if found.module.broken:
+        return Candidate(
+            found=found, decision="refuse", why=f"cannot be read: {found.module.broken}"
+        )
+    judgement = found.judgement or ModuleJudgement(answer="unreadable")
+    reasons = "; ".join(judgement.reasons)
+    why = judgement.answer + (f": {reasons}" if reasons else "")
+    if judgement.answer in TAKEN:
+        return Candidate(found=found, decision="take")
+    if judgement.answer in FLAGGED:
+        return Candidate(found=found, decision="take" if accept_flagged else "flag", why=why)
+    return Candidate(found=found, decision="refuse", why=why)
