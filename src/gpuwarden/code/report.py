@@ -25,6 +25,8 @@ class Sighting(Record, frozen=True, kw_only=True):
     """The JIT cache that its path says it is in: ``Triton``, ``CUDA``, ``torch.compile``."""
     hidden: str = ""
     """In an image: what a later layer did to the file, so that no container of it has it."""
+    in_no_mapped_file: bool = False
+    """In a process's memory, and in none of the files that it has mapped."""
 
 
 class FoundModule(Record, frozen=True, kw_only=True):
@@ -49,6 +51,31 @@ class FoundModule(Record, frozen=True, kw_only=True):
         return judged and self.standing in ("unknown", "jit", "")
 
 
+class ScannedProcess(Record, frozen=True, kw_only=True):
+    """Who a process is, and how much of the code in it could be seen. It was never stopped."""
+
+    pid: int
+    start_time_ticks: int
+    boot_id: str = ""
+    comm: str = ""
+    exe: str = ""
+    user: str = ""
+    container: str = ""
+    """``docker:4f5c…`` as its cgroup names it: a claim."""
+    files: int = 0
+    """Mapped files that were read, here or where another process had them mapped as well."""
+    memory_bytes: int = 0
+    """Of its own memory, read."""
+    swapped_bytes: int = 0
+    """In swap or in a device's memory: not read, so as not to bring it back."""
+    device_mappings: int = 0
+    """Never read."""
+    incomplete: str = ""
+    """Why not all was read that could have been; empty when all was."""
+    limits: tuple[str, ...] = ()
+    """What no look at memory can see, in words."""
+
+
 class ScannedTarget(Record, frozen=True, kw_only=True):
     """One thing that was asked for, and how much of it was seen."""
 
@@ -66,6 +93,7 @@ class ScannedTarget(Record, frozen=True, kw_only=True):
     problems: int = 0
     skipped: tuple[str, ...] = ()
     """What was left out by rule, with counts: ``2 device nodes``."""
+    process: ScannedProcess | None = None
     seconds: float = 0.0
 
 
