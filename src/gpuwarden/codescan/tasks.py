@@ -23,6 +23,10 @@ started and nothing imported any more: whatever it needs must be open and loaded
 """
 
 
+DOCUMENT_LIMIT_BYTES = 4 << 20
+FRAME_LIMIT_BYTES = 64 << 20
+
+
 class Settings(Record, frozen=True, kw_only=True):
     """What every child is started with."""
 
@@ -45,6 +49,16 @@ class FileTask(Record, frozen=True, kw_only=True, tag="file"):
     """None for a stream."""
     share: int = 0
     shares: int = 1
+    in_layout: bool = False
+    """It lies in an OCI image layout: documents and layers are told of."""
+
+
+class DocumentsTask(Record, frozen=True, kw_only=True, tag="documents"):
+    """The documents of an image layout, by their names in it; its descriptor leads nowhere."""
+
+    number: int
+    place: Place
+    documents: dict[str, bytes]
 
 
 class Span(Record, frozen=True, kw_only=True):
@@ -64,7 +78,7 @@ class MemoryTask(Record, frozen=True, kw_only=True, tag="memory"):
     spans: tuple[Span, ...]
 
 
-Task = FileTask | MemoryTask
+Task = FileTask | DocumentsTask | MemoryTask
 
 
 class Found(Record, frozen=True, kw_only=True, tag="found"):
@@ -80,14 +94,6 @@ class Trouble(Record, frozen=True, kw_only=True, tag="trouble"):
     """Something that could not be read."""
 
     problem: Problem
-
-
-class Reading(Record, frozen=True, kw_only=True, tag="reading"):
-    """Where the child is, told before it looks: what is named if it does not come back."""
-
-    place: Place
-    read_bytes: int
-    files: int
 
 
 class Layer(Record, frozen=True, kw_only=True, tag="layer"):
@@ -106,14 +112,23 @@ class Layer(Record, frozen=True, kw_only=True, tag="layer"):
     """Of what a whiteout removes, with everything below."""
     opaque: bytes = b""
     """Of directories of which everything below was removed."""
+    links: tuple[tuple[str, str], ...] = ()
+    """(path, path of the file that it is another name of) of hard links."""
 
 
 class ImageManifest(Record, frozen=True, kw_only=True, tag="image"):
-    """An image that the target holds: its layers, lowest first, by the names of their members."""
+    """An image that the target holds: its layers, lowest first, as ``Layer.blob`` names them."""
 
     name: str
     digest: str
-    layers: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
+
+
+class Document(Record, frozen=True, kw_only=True, tag="document"):
+    """A file of an image layout that may be JSON, to be asked about with all the others."""
+
+    name: str
+    text: bytes
 
 
 class Done(Record, frozen=True, kw_only=True, tag="done"):
@@ -133,4 +148,4 @@ class Ready(Record, frozen=True, kw_only=True, tag="ready"):
     unconfined: tuple[str, ...]
 
 
-Answer = Found | Trouble | Reading | Layer | ImageManifest | Done | Ready
+Answer = Found | Trouble | Layer | ImageManifest | Document | Done | Ready

@@ -1,0 +1,294 @@
+"""Bytes that come once, in order: a descriptor, memory, or what a compressed stream unpacks to.
+
+Every stream has ``read(size)``, which gives at least one byte, at most ``size``, and none at the
+end. What is unpacked is bounded by a ``Budget``, and by its ratio to what was packed.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Callable
+from typing import IO, Protocol, cast
+
+import lz4.frame
+import zstandard
+
+from gpuwarden.errors import Malformed
+
+CHUNK_BYTES = 1 << 20
+PACKED_BYTES = 1 << 17
+ZSTD_WINDOW_LIMIT_BYTES = 1 << 27
+XZ_MEMORY_LIMIT_BYTES = 1 << 28
+RATIO_LIMIT = 250
+"""Unpacked to packed bytes, from ``RATIO_FROM_BYTES`` on: no library compresses so well."""
+RATIO_FROM_BYTES = 64 << 20
+
+
+class Stream(Protocol):
+    """Something to be read once."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Budget:
+    """How many bytes one task may still unpack, all its members together."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.left = total_bytes
+        self.total_bytes = total_bytes
+
+    def take(self, size: int) -> None:
+        """Errors: Malformed when it is used up."""
+        self.left -= size
+        if self.left < 0:
+            raise Malformed(f"unpacks to more than {self.total_bytes} bytes")
+
+
+class DescriptorStream:
+    """An open file, pipe or socket; ``told`` is called with the size of each read."""
+
+    def __init__(self, descriptor: int, told: Callable[[int], None] = lambda size: None) -> None:
+        self._descriptor = descriptor
+        self._told = told
+
+    def read(self, size: int, /) -> bytes:
+        """Errors: Malformed when reading fails."""
+        try:
+            data = os.read(self._descriptor, min(size, CHUNK_BYTES))
+        except OSError as error:
+            raise Malformed(f"reading failed: {error.strerror}") from error
+        self._told(len(data))
+        return data
+
+
+class MemoryStream:
+    """Bytes that are in memory, or mapped."""
+
+    def __init__(
+        self, view: memoryview | bytes, told: Callable[[int], None] = lambda size: None
+    ) -> None:
+        self._view = memoryview(view)
+        self._at = 0
+        self._told = told
+
+    def read(self, size: int, /) -> bytes:
+        data = bytes(self._view[self._at : self._at + min(size, CHUNK_BYTES)])
+        self._at += len(data)
+        self._told(len(data))
+        return data
+
+
+class Part:
+    """The next ``size`` bytes of a stream, such as a member of an archive."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream = stream
+        self.left = size
+
+    def read(self, size: int, /) -> bytes:
+        """Errors: Malformed when the stream ends before its part does."""
+        if self.left == 0:
+            return b""
+        data = self._stream.read(min(size, self.left))
+        if not data:
+            raise Malformed(f"ends {self.left} bytes too early")
+        self.left -= len(data)
+        return data
+
+    def skip(self) -> None:
+        """Reads what is left of it. Errors: Malformed."""
+        while self.left:
+            self.read(CHUNK_BYTES)
+
+
+class Buffered:
+    """A stream whose first bytes can be looked at before they are read, and read in small parts."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._held = b""
+        self._at = 0
+
+    def peek(self, size: int) -> bytes:
+        """Its next bytes, fewer where it ends; all of them are still to be read."""
+        self._fill(size)
+        return self._held[self._at : self._at + size]
+
+    def read(self, size: int, /) -> bytes:
+        left = len(self._held) - self._at
+        if left == 0:
+            if size >= CHUNK_BYTES:
+                return self._stream.read(size)
+            self._held, self._at = self._stream.read(CHUNK_BYTES), 0
+            left = len(self._held)
+        start = self._at
+        self._at += min(size, left)
+        return self._held[start : self._at]
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer only at its end; for small sizes."""
+        self._fill(size)
+        return self.read(size) if size else b""
+
+    def _fill(self, size: int) -> None:
+        while len(self._held) - self._at < size:
+            more = self._stream.read(CHUNK_BYTES)
+            if not more:
+                break
+            self._held, self._at = self._held[self._at :] + more, 0
+
+
+def read_up_to(stream: Stream, size: int) -> bytearray:
+    """Its next ``size`` bytes, fewer only at its end. Errors: Malformed, and the stream's."""
+    data = bytearray()
+    while len(data) < size:
+        more = stream.read(size - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+class _Frame(Protocol):
+    """What zlib, bz2, lzma and lz4 have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes | None: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+def _gzip() -> _Frame:
+    return cast(_Frame, zlib.decompressobj(wbits=zlib.MAX_WBITS | 16))
+
+
+def _xz() -> _Frame:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT_BYTES)
+
+
+def _lz4() -> _Frame:
+    return cast(_Frame, lz4.frame.LZ4FrameDecompressor())
+
+
+FRAMES: dict[str, tuple[bytes, Callable[[], _Frame]]] = {
+    "gzip": (b"\x1f\x8b\x08", _gzip),
+    "xz": (b"\xfd7zXZ\0", _xz),
+    "bzip2": (b"BZh", bz2.BZ2Decompressor),
+    "lz4": (b"\x04\x22\x4d\x18", _lz4),
+}
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_NO_FRAME = "Unknown frame descriptor"
+# A frame to be skipped may come first: any low half byte, RFC 8878 section 3.1.2.
+ZSTD_SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+
+
+def compression(head: bytes) -> str:
+    """The method that these first bytes are of, empty if it is none that can be unpacked."""
+    if head.startswith(ZSTD_MAGIC) or ZSTD_SKIPPED.match(head):
+        return "zstd"
+    return next((name for name, (magic, _) in FRAMES.items() if head.startswith(magic)), "")
+
+
+class Unpacked:
+    """What frames of one compression unpack to, one after the other; what follows them is left."""
+
+    def __init__(self, stream: Stream, method: str, budget: Budget) -> None:
+        self._stream = stream
+        self._method = method
+        self._budget = budget
+        self._read = self._zstd() if method == "zstd" else self._frames()
+        self._taken = 0
+        self._given = 0
+
+    def read(self, size: int, /) -> bytes:
+        """Errors: Malformed for what is not of this compression, cut short, or over a bound."""
+        try:
+            data = self._read(min(size, CHUNK_BYTES))
+        except Malformed:
+            raise
+        except MemoryError as error:
+            raise Malformed(f"{self._method}: needs too much memory") from error
+        except Exception as error:
+            # zlib.error, LZMAError, ZstdError, RuntimeError of lz4, OSError and EOFError of bz2.
+            raise Malformed(f"{self._method}: {error}") from error
+        self._given += len(data)
+        self._budget.take(len(data))
+        if self._given > max(RATIO_FROM_BYTES, self._taken * RATIO_LIMIT):
+            raise Malformed(f"{self._method}: unpacks to more than {RATIO_LIMIT} times its size")
+        return data
+
+    def _frames(self) -> Callable[[int], bytes]:
+        magic, start = FRAMES[self._method]
+        frame = start()
+        packed = b""
+
+        def read(size: int) -> bytes:
+            nonlocal frame, packed
+            while True:
+                if frame.eof:
+                    rest = packed or frame.unused_data or b""
+                    while len(rest) < len(magic) and (more := self._source(CHUNK_BYTES)):
+                        rest += more
+                    packed = b""
+                    if not rest.startswith(magic):
+                        return b""
+                    frame, packed = start(), rest
+                left = getattr(frame, "unconsumed_tail", b"")
+                data = frame.decompress(left + packed, size)
+                packed = b""
+                if data:
+                    return data
+                if not frame.eof and not (packed := self._source(PACKED_BYTES)):
+                    raise Malformed(f"{self._method}: cut short")
+
+        return read
+
+    def _zstd(self) -> Callable[[int], bytes]:
+        whole = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_LIMIT_BYTES)
+        # The reader does not tell a frame that is cut short from its end. Four zeros behind all of
+        # it are no frame: they are complained of where one could begin, and nowhere else.
+        ended = False
+
+        def source(size: int) -> bytes:
+            nonlocal ended
+            data = self._source(size)
+            if not data and not ended:
+                ended = True
+                return bytes(len(ZSTD_MAGIC))
+            return data
+
+        reader = whole.stream_reader(
+            cast(IO[bytes], _Readable(source)), PACKED_BYTES, read_across_frames=True
+        )
+
+        def read(size: int) -> bytes:
+            try:
+                data = reader.read1(size)
+            except zstandard.ZstdError as error:
+                if ZSTD_NO_FRAME in str(error):
+                    return b""
+                raise
+            if not data:
+                raise Malformed("zstd: cut short")
+            return data
+
+        return read
+
+    def _source(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._taken += len(data)
+        return data
+
+
+class _Readable:
+    """A function as what zstandard takes for a file."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self.read = read
