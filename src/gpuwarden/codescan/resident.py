@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -71,14 +71,15 @@ class Pages:
         self._looked_through = 0
 
     def presence(self, regions: Sequence[Region]) -> Presence:
-        """What of these regions is there; of private mappings of files what was written to.
+        """What of these regions is there, by address; nothing of files that nobody wrote to.
 
-        Regions are given by address. Errors: OSError, as when the process has ended.
+        A private mapping of a file is the file itself until it is written to, in whatever place.
+        Errors: OSError, as when the process has ended.
         """
         found = Presence([])
         for region in regions:
             pending_start = pending_end = region.start
-            for start, end, is_swapped in self._marked(region, found):
+            for start, end, is_swapped in self._of(region, found):
                 if is_swapped:
                     found.swapped_bytes += end - start
                 elif pending_end == start:
@@ -89,10 +90,18 @@ class Pages:
             _add(found, region, pending_start, pending_end)
         return found
 
-    def _marked(self, region: Region, found: Presence) -> Iterator[tuple[int, int, bool]]:
+    def _of(self, region: Region, found: Presence) -> Iterable[tuple[int, int, bool]]:
+        if region.is_file and not any(True for _ in self._marked(region, found, _IS_FILE)):
+            return ()
+        return self._marked(region, found, 0)
+
+    def _marked(
+        self, region: Region, found: Presence, not_wanted: int
+    ) -> Iterator[tuple[int, int, bool]]:
+        """(start, end, whether swapped) of pages that are there or in swap."""
         if self._by_scan:
             try:
-                yield from self._scanned(region)
+                yield from self._scanned(region, not_wanted | _IS_ZERO_PAGE)
                 return
             except OSError as error:
                 if error.errno not in (errno.ENOTTY, errno.EINVAL):
@@ -102,11 +111,10 @@ class Pages:
             self._used = _regions_in_use(self._smaps)
         # A region that smaps did not tell of is new.
         if self._used.get(region.start, True):
-            yield from self._entries(region, found)
+            yield from self._entries(region, found, not_wanted)
 
-    def _scanned(self, region: Region) -> Iterator[tuple[int, int, bool]]:
+    def _scanned(self, region: Region, not_wanted: int) -> Iterator[tuple[int, int, bool]]:
         """By PAGEMAP_SCAN, which passes over what is not there and over mappings of devices."""
-        not_wanted = _IS_ZERO_PAGE | (_IS_FILE if region.is_file else 0)
         at = region.start
         while at < region.end:
             argument = bytearray(
@@ -134,7 +142,9 @@ class Pages:
                 return
             at = walked_to
 
-    def _entries(self, region: Region, found: Presence) -> Iterator[tuple[int, int, bool]]:
+    def _entries(
+        self, region: Region, found: Presence, not_wanted: int
+    ) -> Iterator[tuple[int, int, bool]]:
         """By the entries of pagemap, one a page; those of devices' mappings read as absent."""
         # Imported here: a kernel that can scan needs none of it.
         import numpy as np
@@ -155,7 +165,7 @@ class Pages:
                 continue
             state = np.where(entries & np.uint64(_PRESENT), 1, 0).astype(np.int8)
             state[(entries & np.uint64(_SWAPPED)) != 0] = 2
-            if region.is_file:
+            if not_wanted & _IS_FILE:
                 state[(entries & np.uint64(_FILE)) != 0] = 0
             edges = np.flatnonzero(np.diff(state)) + 1
             bounds = [0, *edges.tolist(), len(state)]
