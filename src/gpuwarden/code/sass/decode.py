@@ -1,0 +1,156 @@
+"""The instructions of many kernels at once: their codes, and what stands beside the code.
+
+One pass of numpy over the text of up to ``CHUNK_INSTRUCTIONS`` instructions, so that neither a
+module of a thousand small kernels nor one of a huge kernel is walked instruction by instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from gpuwarden.code.sass import groups, opcodes
+from gpuwarden.code.sass.sections import INSTRUCTION_BYTES, Code
+
+CHUNK_INSTRUCTIONS = 1 << 18
+CHUNK_KERNELS = 1 << 12
+MOST_INSTRUCTIONS = 1 << 22
+"""Of one kernel that is looked at: five times the largest known."""
+LEAST_INSTRUCTIONS = 8
+NO_REGISTER = 255
+# Selectors of PRMT that rotate one register's bytes, or swap its halves, pairs or order.
+ROTATING = (0x0321, 0x1032, 0x2103, 0x0123, 0x2107, 0x0765, 0x5432)
+REVERSING = 0x0123
+
+Integers = npt.NDArray[np.int64]
+
+
+class Stream(Struct, frozen=True):
+    """Instructions of ``kernels``, padding left out, one kernel after the other.
+
+    ``starts`` (kernels + 1) bounds each kernel's part of ``codes`` (uint8) and of ``has_number``
+    (bits 32 to 63 are a number). ``places`` says where each instruction is among ``words``, four
+    32-bit words a row with the padding in; ``word_starts`` bounds the kernels there, dropped ones
+    too, and ``branches`` are the rows of BRA.
+    """
+
+    kernels: Integers
+    starts: Integers
+    codes: npt.NDArray[np.uint8]
+    has_number: npt.NDArray[np.bool_]
+    places: Integers
+    words: npt.NDArray[np.uint32]
+    word_starts: Integers
+    branches: Integers
+
+    def kernel_of(self, index: Integers) -> Integers:
+        """The number in ``kernels`` of each instruction, by its index in ``codes``."""
+        return np.searchsorted(self.starts, index, side="right") - 1
+
+
+def chunks(code: tuple[Code, ...]) -> Iterator[list[int]]:
+    """Numbers of kernels that are decoded together; one too large to look at is left out."""
+    chunk: list[int] = []
+    room = CHUNK_INSTRUCTIONS
+    for number, one in enumerate(code):
+        size = one.size // INSTRUCTION_BYTES
+        if size > MOST_INSTRUCTIONS:
+            continue
+        if chunk and (size > room or len(chunk) == CHUNK_KERNELS):
+            yield chunk
+            chunk, room = [], CHUNK_INSTRUCTIONS
+        chunk.append(number)
+        room -= size
+    if chunk:
+        yield chunk
+
+
+def decode(
+    image: bytes | memoryview, code: tuple[Code, ...], numbers: list[int], arch: int
+) -> Stream:
+    """The stream of the kernels with these numbers; those of under eight instructions dropped."""
+    counts = np.array([code[number].size // INSTRUCTION_BYTES for number in numbers])
+    words = np.concatenate(
+        [
+            np.frombuffer(image, np.uint32, 4 * int(count), code[number].offset)
+            for number, count in zip(numbers, counts, strict=True)
+        ]
+    ).reshape(-1, 4)
+    word_starts = np.concatenate(([0], np.cumsum(counts)))
+    low = words.view(np.uint16).reshape(-1, 8)[:, 0]
+    first = opcodes.first_codes(opcodes.generation(arch)).take(low)
+    plain = first & np.uint8(opcodes.IMMEDIATE - 1)
+    keep = plain != groups.NOP
+    kept = np.add.reduceat(keep, word_starts[:-1], dtype=np.int64)
+    enough = kept >= LEAST_INSTRUCTIONS
+    if not enough.all():
+        keep &= np.repeat(enough, counts)
+    places = np.flatnonzero(keep)
+    codes = plain[places]
+    has_number = first[places] >= opcodes.IMMEDIATE
+    _look_closer(codes, has_number, places, words)
+    return Stream(
+        kernels=np.array(numbers, np.int64)[enough],
+        starts=np.concatenate(([0], np.cumsum(kept[enough]))),
+        codes=codes,
+        has_number=has_number,
+        places=places,
+        words=words,
+        word_starts=word_starts,
+        branches=np.flatnonzero(plain == groups.BRA),
+    )
+
+
+def _look_closer(
+    codes: npt.NDArray[np.uint8],
+    has_number: npt.NDArray[np.bool_],
+    places: Integers,
+    words: npt.NDArray[np.uint32],
+) -> None:
+    """Replaces first codes by codes, from registers, truth tables and numbers."""
+    code = groups.CODE
+    octets = words.view(np.uint8).reshape(-1, INSTRUCTION_BYTES)
+
+    def pending(kind: int) -> tuple[Integers, Integers]:
+        found = np.flatnonzero(codes == kind)
+        return found, places[found]
+
+    codes[codes == groups.BRA] = code["BRANCH"]
+
+    found, at = pending(groups.LOP3)
+    codes[found] = groups.TABLE_CODE[octets[at, 9]]
+
+    found, at = pending(groups.IMAD)
+    number, second = words[at, 1], (words[at, 0] >> 9 & 7) == 4
+    power = (number & (number - np.uint32(1)) == 0) & (number > 1)
+    refined = np.full(len(found), code["IMUL"], np.uint8)
+    refined[second & power & (octets[at, 8] == NO_REGISTER)] = code["SHIFT"]
+    refined[second & (number == 1)] = code["IADD"]
+    refined[octets[at, 3] == NO_REGISTER] = code["MOV"]
+    codes[found] = refined
+
+    for kind, otherwise in ((groups.HFMA2, "FP16"), (groups.HFMA2_OR_IADD, "IADD")):
+        found, at = pending(kind)
+        codes[found] = np.where(octets[at, 3] == NO_REGISTER, code["MOV"], code[otherwise])
+
+    found, at = pending(groups.SHF)
+    left, right = octets[at, 3], octets[at, 8]
+    funnel = (left != NO_REGISTER) & (right != NO_REGISTER)
+    codes[found] = np.where(
+        funnel, np.where(left == right, code["SHIFT:rotate"], code["SHIFT:funnel"]), code["SHIFT"]
+    )
+
+    found, at = pending(groups.LEA)
+    left = octets[at, 3]
+    rotates = (left == octets[at, 8]) & (left != NO_REGISTER)
+    codes[found] = np.where(rotates, code["LEA:rotate"], code["LEA"])
+
+    found, at = pending(groups.PRMT)
+    left, right, selector = octets[at, 3], octets[at, 8], words[at, 1] & np.uint32(0xFFFF)
+    rotates = (left == right) & np.isin(selector, ROTATING)
+    rotates |= (right == NO_REGISTER) & (selector == REVERSING)
+    rotates &= has_number[found] & (left != NO_REGISTER)
+    codes[found] = np.where(rotates, code["PRMT:rotate"], code["PRMT"])

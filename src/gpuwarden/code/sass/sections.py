@@ -1,0 +1,78 @@
+"""Where a cubin keeps its code and its constants.
+
+Sums of lengths are held against the image too: sections of a sound cubin do not share bytes, and
+one whose sections do could make a reader work without end.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from gpuwarden.code import elf
+from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.errors import Malformed
+
+SHT_PROGBITS = 1
+INSTRUCTION_BYTES = 16
+LEAST_CODE_BYTES = 8 * INSTRUCTION_BYTES
+LEAST_CONSTANT_BYTES = 4
+NAME_CHARACTERS = 4096
+CODE = b".text"
+CONSTANTS = (b".nv.constant", b".nv.global.init", b".rodata")
+PARAMETERS = b".nv.constant0"
+
+
+class Code(Struct, frozen=True):
+    """One kernel's (or device function's) instructions within the image, in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class CubinSections(Struct, frozen=True):
+    """The architecture (``sm_90`` is 90) of a cubin, its code, and (offset, size) of constants.
+
+    Constants are those the compiler lays down: banks but for bank 0, which holds the parameters,
+    initialised globals, and read-only data.
+    """
+
+    arch: int
+    code: tuple[Code, ...]
+    constants: tuple[tuple[int, int], ...]
+
+
+def read_sections(image: bytes | memoryview, bounds: Bounds = DEFAULT) -> CubinSections:
+    """The sections of a cubin that hold at least eight instructions. Errors: Malformed."""
+    file = elf.Elf(image, bounds)
+    header, limit = file.header, len(image)
+    if header.machine != elf.EM_CUDA:
+        raise Malformed(f"cubin: an ELF image for machine {header.machine}")
+    # ABI 8 moved the architecture up by a byte.
+    arch = (header.flags >> 8 if header.abi_version >= 8 else header.flags) & 0xFF
+    code: list[Code] = []
+    constants: list[tuple[int, int]] = []
+    code_bytes = constant_bytes = 0
+    for name, row in zip(file.names, file.rows, strict=False):
+        kind, offset, size = row[elf.TYPE], row[elf.OFFSET], row[elf.SIZE]
+        is_code = kind == SHT_PROGBITS and name.startswith(CODE)
+        if is_code:
+            if size < LEAST_CODE_BYTES:
+                continue
+            label = name[len(CODE) + 1 :][:NAME_CHARACTERS].decode("utf-8", "backslashreplace")
+            code.append(Code(label or "?", offset, size))
+            code_bytes += size
+        elif kind != elf.SHT_NOBITS and name.startswith(CONSTANTS):
+            if name.startswith(PARAMETERS) or size < LEAST_CONSTANT_BYTES:
+                continue
+            constants.append((offset, size))
+            constant_bytes += size
+        else:
+            continue
+        if offset + size > limit:
+            raise Malformed("cubin: a section ends past the image")
+        if code_bytes > limit or constant_bytes > limit:
+            raise Malformed("cubin: sections that hold the same bytes")
+        if len(code) > bounds.kernels:
+            raise Malformed(f"cubin: more than {bounds.kernels} kernels")
+    return CubinSections(arch=arch, code=tuple(code), constants=tuple(constants))
