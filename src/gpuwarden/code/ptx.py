@@ -1,0 +1,135 @@
+"""PTX text: where it begins and ends among other bytes, and what it says (PTX ISA, directives)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
+from gpuwarden.code.module import Kernel
+from gpuwarden.pattern import pattern
+
+MARK = b".version"
+"""The directive that PTX text must begin with, after comments."""
+
+HEAD_LIMIT_BYTES = 64 << 10
+"""How far from ``.version`` its ``.target`` is looked for, and the text's beginning."""
+
+_VERSION = pattern(rb"\.version\s+(\d{1,3}\.\d{1,3})(?=\s|/)")
+_TARGET = pattern(rb"\.target\s+(?:sm|compute)_(\d{1,4}[af]?)\b")
+# A comment without an end goes to the end, or many of them would be looked through again and again.
+_COMMENT_SOURCE = rb"//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(?:\*/|\Z)"
+_COMMENT = pattern(_COMMENT_SOURCE)
+_BLANK = pattern(rb"(?:\s+|" + _COMMENT_SOURCE + rb")*+")
+_NO_TEXT = pattern(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_ENTRY = pattern(rb"\.entry\s+([A-Za-z_$%][\w$]*)")
+_BUILT_WITH = pattern(rb"// *Cuda compilation tools, release [\d.]+, V([\d.]+)")
+_NVVM = pattern(rb"// *Based on (NVVM [\d.]+|LLVM [\d.]+\w*)")
+_DEBUG_SECTION = pattern(rb"\.section\s++\.debug_\w++\s*+\{[^}]*+(?:\}|\Z)")
+_DEBUG_LINE = pattern(rb"^[ \t]*+\.(?:loc|file)\b[^\n;]*+;?", re.MULTILINE)
+_DEBUG_LABEL = pattern(rb"\$L__(?:tmp|info_string|func_begin|func_end)\w*:?")
+# Names of what is static hold a hash of the source's path.
+_OF_PATH = pattern(rb"(_INTERNAL_|_GLOBAL__N__|__nv_static_\d+__)[0-9a-f]{8}(?:_[0-9a-f]{8})?")
+_BLANKS = b" \t\r\n\f\v"
+
+
+class Head(NamedTuple):
+    """What stands at the beginning of PTX text."""
+
+    version: str
+    target: str
+    """``90a`` of ``sm_90a``."""
+
+
+def head_at(data: memoryview | bytes, at: int, limit: int) -> tuple[Head | None, int]:
+    """The head whose ``.version`` is at ``at``, and how many bytes were looked at for it."""
+    window = bytes(data[at : min(limit, at + 64)])
+    version = _VERSION.match(window)
+    if version is None:
+        return None, len(window)
+    window = bytes(data[at : min(limit, at + 1024)])
+    for size in (len(window), HEAD_LIMIT_BYTES):
+        if size > len(window):
+            window = bytes(data[at : min(limit, at + size)])
+        blank = _BLANK.match(window, version.end())
+        target = _TARGET.match(window, blank.end() if blank else version.end())
+        if target is not None:
+            return Head(version[1].decode(), target[1].decode()), target.end()
+        if blank is not None and blank.end() < len(window) and window[blank.end()] != 0x2F:
+            break
+    return None, len(window)
+
+
+def beginning(data: memoryview | bytes, at: int, floor: int) -> int:
+    """Where the text begins whose ``.version`` is at ``at``: with the comments before it."""
+    floor = max(floor, at - HEAD_LIMIT_BYTES)
+    before = bytes(data[floor:at])
+    cut = 0
+    for no_text in _NO_TEXT.finditer(before):
+        cut = no_text.end()
+    lines = before[cut:].split(b"\n")
+    start, position, inside = at, at + 1, False
+    for number in range(len(lines) - 1, -1, -1):
+        line, is_last = lines[number], number == len(lines) - 1
+        position -= len(line) + 1
+        stripped = line.strip(_BLANKS)
+        if inside or stripped.endswith(b"*/"):
+            inside = b"/*" not in stripped
+        elif stripped and not stripped.startswith(b"//"):
+            comment = line.find(b"//")
+            if not is_last:
+                start = position + (comment if comment >= 0 else len(line))
+            break
+        start = position
+    return start if not inside else at
+
+
+def ending(data: memoryview, at: int, limit: int) -> int:
+    """Where the text ends: before the first byte that no text has."""
+    for start in range(at, limit, 1 << 20):
+        no_text = _NO_TEXT.search(data[start : min(limit, start + (1 << 20))])
+        if no_text is not None:
+            return start + no_text.start()
+    return limit
+
+
+def head_of(text: bytes | memoryview) -> Head | None:
+    """The head of PTX text that begins with blanks and comments at most."""
+    blank = _BLANK.match(bytes(text[:HEAD_LIMIT_BYTES]))
+    at = blank.end() if blank else 0
+    return head_at(text, at, len(text))[0]
+
+
+def kernels(text: bytes, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
+    """How many entries there are, and the first of them."""
+    names: dict[bytes, None] = {}
+    for entry in _ENTRY.finditer(text):
+        names[entry[1]] = None
+        if len(names) >= bounds.kernels:
+            break
+    told = tuple(Kernel(name=name.decode()) for name in list(names)[:KERNELS_TOLD])
+    return len(names), told
+
+
+def toolkit(text: bytes) -> str:
+    """What the comments say that it was made with."""
+    beginning = text[:4096]
+    built, nvvm = _BUILT_WITH.search(beginning), _NVVM.search(beginning)
+    words = [f"nvcc {built[1].decode()}"] if built else []
+    if nvvm:
+        words.append(nvvm[1].decode())
+    return ", ".join(words)
+
+
+def code_digest(text: bytes) -> str:
+    """SHA-256 over the text without comments, debug information, blanks and hashes of paths."""
+    if b"//" in text or b"/*" in text:
+        text = _COMMENT.sub(b"", text)
+    if b".loc" in text or b".file" in text or b".debug_" in text:
+        text = _DEBUG_SECTION.sub(b"", text)
+        text = _DEBUG_LINE.sub(b"", text)
+        text = _DEBUG_LABEL.sub(b"", text)
+    if b"_INTERNAL_" in text or b"_GLOBAL__N__" in text or b"__nv_static_" in text:
+        text = _OF_PATH.sub(rb"\1", text)
+    return hashlib.sha256(b"ptx\0" + text.translate(None, _BLANKS)).hexdigest()
