@@ -68,6 +68,11 @@ def chunks(code: tuple[Code, ...]) -> Iterator[list[int]]:
         yield chunk
 
 
+def oversized(code: tuple[Code, ...]) -> tuple[str, ...]:
+    """Names of the kernels that ``chunks`` leaves out."""
+    return tuple(one.name for one in code if one.size // INSTRUCTION_BYTES > MOST_INSTRUCTIONS)
+
+
 def decode(
     image: bytes | memoryview, code: tuple[Code, ...], numbers: list[int], arch: int
 ) -> Stream:

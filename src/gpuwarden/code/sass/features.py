@@ -29,9 +29,10 @@ from gpuwarden.code import constants
 from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.code.sass import columns as names
 from gpuwarden.code.sass import groups, immediates, opcodes, windows
-from gpuwarden.code.sass.decode import MOST_INSTRUCTIONS, Integers, Stream, chunks, decode
+from gpuwarden.code.sass.decode import Integers, Stream, chunks, decode, oversized
 from gpuwarden.code.sass.loops import DEEPEST, Loops, find_loops
-from gpuwarden.code.sass.sections import INSTRUCTION_BYTES, CubinSections, read_sections
+from gpuwarden.code.sass.sections import CubinSections, read_sections
+from gpuwarden.errors import Malformed
 
 Values = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[np.generic]]
@@ -70,8 +71,8 @@ def kernel_features(
 ) -> KernelTable:
     """The features of each kernel of a cubin; only what ``columns`` need is computed.
 
-    Errors: Malformed, and for an architecture outside sm_70 to sm_121, whose instructions are of
-    another form or unknown.
+    Errors: Malformed, and so for an architecture outside sm_70 to sm_121, whose instructions are
+    of another form or not known.
     """
     sections = read_sections(image, bounds)
     return features_of(image, sections, tuple(columns))
@@ -80,7 +81,9 @@ def kernel_features(
 def features_of(
     image: bytes | memoryview, sections: CubinSections, columns: tuple[str, ...]
 ) -> KernelTable:
-    """The features of a cubin whose sections were read before."""
+    """The features of a cubin whose sections were read before. Errors: Malformed."""
+    if not opcodes.OLDEST <= sections.arch <= opcodes.NEWEST:
+        raise Malformed(f"cubin: instructions of sm_{sections.arch}, which is not known here")
     parts = names.parts_of(columns)
     module = module_columns(image, sections) if "module" in parts else {}
     rows, numbers, counts, unknown = [], [], [], []
@@ -107,9 +110,7 @@ def features_of(
         sections=order,
         instructions=np.concatenate(counts) if counts else none,
         unknown=np.concatenate(unknown) if unknown else none.astype(np.float64),
-        oversized=tuple(
-            one.name for one in sections.code if one.size // INSTRUCTION_BYTES > MOST_INSTRUCTIONS
-        ),
+        oversized=oversized(sections.code),
     )
 
 
