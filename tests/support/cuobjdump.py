@@ -1,0 +1,98 @@
+"""What NVIDIA's own extractor takes out of a file, and a plain count of what lies in it.
+
+cuobjdump looks into the sections that the toolkit uses and nowhere else, gives cubins and PTX
+only, and gives up on a file where it meets an architecture that it has forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.nvcc import CUDA
+
+CUOBJDUMP = CUDA / "bin/cuobjdump"
+_NOTHING_THERE = ("does not contain device code", "No PTX file found", "No ELF file found")
+
+_MAGIC = b"\x50\xed\x55\xba\x01\x00\x10\x00"
+_ENTRY = struct.Struct("<HHIQ")
+_KINDS = {1: "ptx", 2: "cubin", 8: "lto-ir", 0x80: "tile-ir"}
+_CONCATENATED = 0x100
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """SHA-256 of each extracted file, with how many have it; what it said when it gave up."""
+
+    cubins: Counter[str]
+    ptx: Counter[str]
+    failure: str = ""
+
+    @property
+    def modules(self) -> int:
+        return self.cubins.total() + self.ptx.total()
+
+
+def extracted(file: Path, tool: Path = CUOBJDUMP, scratch: Path | None = None) -> Extracted:
+    """All cubins and PTX of ``file``, by ``cuobjdump -all -xelf all`` and ``-xptx all``."""
+    found: dict[str, Counter[str]] = {}
+    failures = []
+    for option, ending in (("-xelf", ".cubin"), ("-xptx", ".ptx")):
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            done = subprocess.run(
+                [tool, "-all", option, "all", file.absolute()],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            told = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            if done.returncode and not any(word in done.stderr for word in _NOTHING_THERE):
+                failures.append(told[-1] if told else f"it ended with {done.returncode}")
+            found[ending] = Counter(
+                hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in Path(folder).iterdir()
+                if path.suffix == ending
+            )
+    return Extracted(found[".cubin"], found[".ptx"], "; ".join(failures))
+
+
+def plain_count(data: bytes) -> Counter[str]:
+    """Kinds of all entries of all fatbins anywhere in ``data``, by the magic of each."""
+    kinds: Counter[str] = Counter()
+    at = data.find(_MAGIC)
+    while at >= 0:
+        (size,) = struct.unpack_from("<Q", data, at + 8)
+        entry, end = at + 16, at + 16 + size
+        while entry + 64 <= min(end, len(data)):
+            kind, _, header_bytes, padded_bytes = _ENTRY.unpack_from(data, entry)
+            if kind == _CONCATENATED:
+                kinds.update(_concatenated(data[entry : entry + header_bytes]))
+            else:
+                kinds[_KINDS.get(kind, "unknown")] += 1
+            entry += header_bytes + padded_bytes
+        at = data.find(_MAGIC, at + 8)
+    return kinds
+
+
+def _concatenated(header: bytes) -> list[str]:
+    """Kinds of the images of one stream: each sub-header names its offset, the sum before it."""
+    (table_at,) = struct.unpack_from("<I", header, 20)
+    count, size = struct.unpack_from("<II", header, table_at)
+    kinds: list[str] = []
+    at, offset = table_at + 8, 0
+    while len(kinds) < count and at < table_at + size:
+        kind, version, image_at, image_bytes = _ENTRY.unpack_from(header, at)
+        if version == 0x0101 and image_at == offset:
+            kinds.append(_KINDS.get(kind, "unknown"))
+            offset += image_bytes
+            at += 64
+        else:
+            at += 8
+    return kinds
