@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpuwarden.code.module import Record
+from gpuwarden.code.module import Place, Record
 from gpuwarden.codescan.tar import TarMember, entry_path
 from gpuwarden.codescan.tasks import DOCUMENT_LIMIT_BYTES, ImageManifest, Layer
 from gpuwarden.errors import Malformed
@@ -24,6 +24,7 @@ WHITEOUT, OPAQUE, WHITEOUT_OF_WHITEOUTS = ".wh.", ".wh..wh..opq", ".wh..wh."
 MANIFESTS_LIMIT = 256
 LAYERS_LIMIT = 1024
 ENTRIES_LIMIT = 4_000_000
+DOCUMENTS_LIMIT_BYTES = 64 << 20
 LINKS_LIMIT = 100_000
 LINKS_LIMIT_BYTES = 16 << 20
 NAME_LIMIT = 1024
@@ -200,3 +201,30 @@ def path_hash(path: str, key: bytes) -> bytes:
     """The keyed hash by which parent and child speak of a path."""
     raw = path.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(raw, digest_size=PATH_HASH_BYTES, key=key).digest()
+
+
+class ArchiveNotes:
+    """What is noted of an archive while its members are read, in case it holds an image."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.links: dict[str, str] = {}
+        self.layers: list[tuple[Place, LayerNotes]] = []
+        self._room = DOCUMENTS_LIMIT_BYTES
+
+    def wants(self, member: TarMember) -> bool:
+        """Whether a member may be a document of an image."""
+        path = entry_path(member.name)
+        return is_document(path, member.size) and member.size <= self._room
+
+    def keep(self, name: str, text: bytes) -> None:
+        """A document, by its path in the archive."""
+        self._room -= len(text)
+        self.documents[entry_path(name)] = text
+
+    def link(self, member: TarMember) -> None:
+        """A link of the archive's own: old ``docker save`` links layers that are the same."""
+        if len(self.links) < LINKS_LIMIT:
+            path = entry_path(member.name)
+            near = posixpath.dirname(path) if member.kind == "symbolic link" else ""
+            self.links[path] = entry_path(posixpath.join(near, member.link))

@@ -34,6 +34,10 @@ class Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class Exhausted(Malformed):
+    """A task's budget is used up, so that nothing more of it is read."""
+
+
 class Budget:
     """How many bytes one task may still unpack, all its members together."""
 
@@ -42,50 +46,85 @@ class Budget:
         self.total_bytes = total_bytes
 
     def take(self, size: int) -> None:
-        """Errors: Malformed when it is used up."""
+        """Errors: Exhausted when it is used up."""
         self.left -= size
         if self.left < 0:
-            raise Malformed(f"unpacks to more than {self.total_bytes} bytes")
+            raise Exhausted(f"unpacks to more than {self.total_bytes} bytes")
+
+
+def _uncounted(size: int) -> None:
+    pass
 
 
 class DescriptorStream:
-    """An open file, pipe or socket; ``told`` is called with the size of each read."""
+    """An open file of ``size`` bytes, from its start; or, without a size, a pipe or socket.
 
-    def __init__(self, descriptor: int, told: Callable[[int], None] = lambda size: None) -> None:
+    ``told`` is called with the size of each read. Others may read the same file at the same time.
+    """
+
+    def __init__(
+        self, descriptor: int, size: int | None, told: Callable[[int], None] = _uncounted
+    ) -> None:
         self._descriptor = descriptor
+        self._size = size
+        self._at = 0
         self._told = told
 
     def read(self, size: int, /) -> bytes:
         """Errors: Malformed when reading fails."""
+        size = min(size, CHUNK_BYTES)
         try:
-            data = os.read(self._descriptor, min(size, CHUNK_BYTES))
+            if self._size is None:
+                data = os.read(self._descriptor, size)
+            else:
+                data = os.pread(self._descriptor, size, self._at)
         except OSError as error:
             raise Malformed(f"reading failed: {error.strerror}") from error
+        self._at += len(data)
         self._told(len(data))
         return data
+
+    def skip(self, size: int) -> int:
+        """Leaves out so many bytes at most; how many it could."""
+        if self._size is None:
+            return 0
+        skipped = max(0, min(size, self._size - self._at))
+        self._at += skipped
+        return skipped
 
 
 class MemoryStream:
     """Bytes that are in memory, or mapped."""
 
-    def __init__(
-        self, view: memoryview | bytes, told: Callable[[int], None] = lambda size: None
-    ) -> None:
+    def __init__(self, view: memoryview | bytes | bytearray) -> None:
         self._view = memoryview(view)
         self._at = 0
-        self._told = told
 
     def read(self, size: int, /) -> bytes:
         data = bytes(self._view[self._at : self._at + min(size, CHUNK_BYTES)])
         self._at += len(data)
-        self._told(len(data))
         return data
+
+
+class Chained:
+    """Bytes that were already read of a stream, and then its rest."""
+
+    def __init__(self, data: bytes | bytearray, rest: Stream) -> None:
+        self._data: MemoryStream | None = MemoryStream(data)
+        self._rest = rest
+
+    def read(self, size: int, /) -> bytes:
+        if self._data is not None:
+            if data := self._data.read(size):
+                return data
+            self._data = None
+        return self._rest.read(size)
 
 
 class Part:
     """The next ``size`` bytes of a stream, such as a member of an archive."""
 
-    def __init__(self, stream: Stream, size: int) -> None:
+    def __init__(self, stream: Buffered, size: int) -> None:
         self._stream = stream
         self.left = size
 
@@ -100,7 +139,8 @@ class Part:
         return data
 
     def skip(self) -> None:
-        """Reads what is left of it. Errors: Malformed."""
+        """Leaves out what is left of it. Errors: Malformed as of ``read``."""
+        self.left -= self._stream.skip(self.left)
         while self.left:
             self.read(CHUNK_BYTES)
 
@@ -133,6 +173,14 @@ class Buffered:
         """The next ``size`` bytes, fewer only at its end; for small sizes."""
         self._fill(size)
         return self.read(size) if size else b""
+
+    def skip(self, size: int) -> int:
+        """Leaves out so many bytes at most; how many it could without reading them."""
+        held = min(size, len(self._held) - self._at)
+        self._at += held
+        if held < size and isinstance(self._stream, DescriptorStream):
+            held += self._stream.skip(size - held)
+        return held
 
     def _fill(self, size: int) -> None:
         while len(self._held) - self._at < size:

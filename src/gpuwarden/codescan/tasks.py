@@ -6,6 +6,7 @@ end with ``Done``; whatever a child says is only as true as the hostile bytes th
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 from gpuwarden.code.bounds import DEFAULT, Bounds
@@ -24,7 +25,10 @@ started and nothing imported any more: whatever it needs must be open and loaded
 
 
 DOCUMENT_LIMIT_BYTES = 4 << 20
-FRAME_LIMIT_BYTES = 64 << 20
+FRAME_LIMIT_BYTES = 160 << 20
+"""Of one answer: a layer's are the longest, some bytes for each of its entries."""
+LENGTH = struct.Struct("=I")
+"""Before each message, in both directions."""
 
 
 class Settings(Record, frozen=True, kw_only=True):

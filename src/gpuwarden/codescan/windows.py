@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from gpuwarden.code import ar, elf, fatbin
+from gpuwarden.code import ar, elf, fatbin, tile_ir
 from gpuwarden.code.memory_search import Haystack
 from gpuwarden.codescan.streams import Stream
 from gpuwarden.errors import Malformed
@@ -52,13 +52,20 @@ class Extent(NamedTuple):
 def windows(
     stream: Stream, size: int = WINDOW_BYTES, limit: int = WINDOW_LIMIT_BYTES
 ) -> Iterator[Window]:
-    """The stream in parts of about ``size`` bytes, at most ``limit``. Errors: Malformed."""
+    """The stream in parts of about ``size`` bytes, at most ``limit``.
+
+    Errors: Malformed where the stream cannot be read to its end, after all that could be read.
+    """
     data, offset = bytearray(), 0
+    damage: Malformed | None = None
     while True:
         wanted = size
         while True:
-            ended = not _fill(stream, data, wanted)
-            cut = len(data) if ended else _cut(memoryview(data), limit)
+            try:
+                ended = not _fill(stream, data, wanted)
+            except Malformed as error:
+                ended, damage = True, error
+            cut = len(data) if ended else cut_at(memoryview(data), limit)
             if ended or cut > len(data) // 2 or wanted >= limit:
                 break
             wanted = min(2 * wanted, limit)
@@ -67,6 +74,8 @@ def windows(
             # Plain bytes: as an archive it could only be read whole.
             data[: len(ar.MAGIC)] = bytes(len(ar.MAGIC))
         yield Window(offset, memoryview(data)[:cut])
+        if damage is not None:
+            raise damage
         if ended:
             return
         data, offset = data[cut:], offset + cut
@@ -81,7 +90,7 @@ def _fill(stream: Stream, data: bytearray, size: int) -> bool:
     return True
 
 
-def _cut(view: memoryview, limit: int) -> int:
+def cut_at(view: memoryview, limit: int) -> int:
     """Where nothing is cut that can be whole within ``limit``.
 
     It is in the second half, or where something begins that a longer part would hold whole.
@@ -169,9 +178,17 @@ def _bundle_end(view: memoryview, at: int) -> int:
     return end
 
 
+def _tile_ir_end(view: memoryview, at: int) -> int:
+    try:
+        return tile_ir.end_of(view, at)
+    except Malformed:
+        return len(view) + 1
+
+
 _ENDS: tuple[tuple[bytes, Callable[[memoryview, int], int]], ...] = (
     (fatbin.MARK, _fatbin_end),
     (elf.IDENT_64_LITTLE, _elf_end),
     (COMPRESSED_BUNDLE, _compressed_bundle_end),
     (BUNDLE, _bundle_end),
+    (tile_ir.MAGIC, _tile_ir_end),
 )

@@ -1,0 +1,106 @@
+"""Targets → CodeReport: the parent's loop over jobs and answers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Struct
+
+from gpuwarden import __version__
+from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.code.module import Place, Problem
+from gpuwarden.code.report import CodeReport
+from gpuwarden.codescan.crew import WORKERS, Crew
+from gpuwarden.codescan.findings import Findings, Ledger
+from gpuwarden.codescan.targets import Target, closing
+from gpuwarden.codescan.tasks import Assess, DocumentsTask, Settings
+from gpuwarden.codescan.worker import Job
+
+PATH_KEY_BYTES = 16
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How a look is taken."""
+
+    bounds: Bounds = DEFAULT
+    kernels: bool = True
+    workers: int = WORKERS
+    judged: bool = False
+    baselines: tuple[str, ...] = ()
+    """For the report: what ``assess`` does."""
+
+
+class Progress(Struct, frozen=True):
+    """How far a look has come."""
+
+    target: str
+    read_bytes: int
+    modules: int
+
+
+def scan_code(
+    targets: Iterable[Target],
+    numbers: Iterator[int],
+    assess: Assess | None = None,
+    options: Options | None = None,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> CodeReport:
+    """Reads all targets in confined children; what was found, in the order of finding.
+
+    ``numbers`` gives the numbers of tasks, ``assess`` is what each module is judged by, ``tell`` is
+    called a few times a second. Errors: Unavailable when no child can be made.
+    """
+    options = options or Options()
+    began = time.monotonic()
+    key = secrets.token_bytes(PATH_KEY_BYTES)
+    settings = Settings(bounds=options.bounds, kernels=options.kernels, path_key=key)
+    findings = Findings(key)
+    by_number: dict[int, Ledger] = {}
+
+    def jobs() -> Iterator[Job]:
+        for target in targets:
+            ledger = findings.open(target.name, target.what)
+            ledger.skipped, ledger.process = target.skipped, target.process
+            for one in target.jobs():
+                if isinstance(one, Problem):
+                    findings.problem(ledger, one)
+                else:
+                    by_number[one.task.number] = ledger
+                    yield one
+
+    def documents() -> Iterator[Job]:
+        # Of image layouts: now that all their files were read, all are here.
+        for ledger in findings.ledgers:
+            if ledger.documents:
+                nowhere = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                place = Place(target=ledger.name)
+                task = DocumentsTask(number=next(numbers), place=place, documents=ledger.documents)
+                by_number[task.number] = ledger
+                yield Job(task, nowhere, closing(nowhere))
+
+    def tick() -> None:
+        if findings.ledgers:
+            read = sum(ledger.read_bytes for ledger in findings.ledgers) + crew.read_bytes()
+            tell(Progress(findings.ledgers[-1].name, read, findings.sightings))
+
+    with Crew(settings, assess, workers=options.workers, tick=tick) as crew:
+        for job, answer in crew.answers(jobs()):
+            findings.take(by_number[job.task.number], job.task, answer)
+        for job, answer in crew.answers(documents()):
+            findings.take(by_number[job.task.number], job.task, answer)
+        unconfined = crew.unconfined
+    modules = findings.modules()
+    problems = findings.problems()
+    return CodeReport(
+        gpuwarden_version=__version__,
+        targets=tuple(ledger.target() for ledger in findings.ledgers),
+        modules=modules,
+        problems=problems,
+        unconfined=unconfined,
+        judged=options.judged,
+        baselines=options.baselines,
+        seconds=round(time.monotonic() - began, 3),
+    )
