@@ -102,10 +102,15 @@ def cut_at(view: memoryview, limit: int) -> int:
         return min(over)
     cut = end if any(start > half for start in over) else text_end(view)
     for _ in range(SETTLING_LIMIT):
-        late = [one.start for one in extents if half < one.start < cut < one.end]
-        if not late:
+        across = [
+            one
+            for one in extents
+            if one.start < cut < one.end <= end or half < one.start < cut < one.end
+        ]
+        if not across:
             break
-        cut = min(late)
+        late = [one.start for one in across if one.start > half]
+        cut = min(late) if late else max(one.end for one in across)
     return cut
 
 
