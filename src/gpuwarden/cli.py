@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuwarden import __version__
+from gpuwarden.codescan import baseline_flags
 from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
 from gpuwarden.watch.flags import add_flags, check_flags
 
@@ -123,6 +124,9 @@ def build_parser() -> argparse.ArgumentParser:
     _host_flags(watch)
     _policy_flag(watch)
     add_flags(watch)
+
+    baseline = commands.add_parser("baseline", help="known-good GPU code: build, sign, learn")
+    baseline_flags.add_flags(baseline)
     return parser
 
 
@@ -306,6 +310,30 @@ def _watch(arguments: argparse.Namespace) -> int:
     return agent.run(agent.say)
 
 
+def _baseline(arguments: argparse.Namespace) -> int:
+    baseline_flags.check_flags(arguments)
+    from gpuwarden.codescan import baseline_commands
+
+    try:
+        told = baseline_commands.run(arguments, lambda progress: None)
+    except UsageError:
+        raise
+    except GpuwardenError as error:
+        _complain(error)
+        return EXIT_BLIND
+    _write(told.text)
+    sys.stderr.write(told.complaint)
+    return told.code
+
+
+def _complain(error: GpuwardenError) -> None:
+    from gpuwarden.outputs.words import escape
+
+    remedy = f"\n  {escape(error.remedy)}" if error.remedy else ""
+    message = escape(f"gpuwarden: {error}") + remedy + "\n"
+    sys.stderr.buffer.write(message.encode(sys.stderr.encoding or "utf-8", "backslashreplace"))
+
+
 def _write(text: str) -> None:
     # A terminal that is not UTF-8 still gets every line.
     sys.stdout.buffer.write(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
@@ -319,6 +347,7 @@ COMMANDS = {
     "doctor": _doctor,
     "history": _history,
     "watch": _watch,
+    "baseline": _baseline,
 }
 
 
@@ -341,11 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[arguments.command](arguments)
     except UsageError as error:
-        from gpuwarden.outputs.words import escape
-
-        remedy = f"\n  {escape(error.remedy)}" if error.remedy else ""
-        message = escape(f"gpuwarden: {error}") + remedy + "\n"
-        sys.stderr.buffer.write(message.encode(sys.stderr.encoding or "utf-8", "backslashreplace"))
+        _complain(error)
         return EXIT_USAGE
     except BrokenPipeError:
         # The reader went away (a pager, head): nothing is wrong with the scan.

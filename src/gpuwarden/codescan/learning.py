@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Record
 from gpuwarden.code.report import FoundModule
+from gpuwarden.expectation import REFUSED_VERDICTS
+from gpuwarden.finding import Report, severity_rank
 
 Decision = Literal["take", "flag", "refuse", "known"]
 
@@ -39,3 +42,14 @@ def consider(found: FoundModule, *, accept_flagged: bool = False) -> Candidate:
     if judgement.answer in FLAGGED:
         return Candidate(found=found, decision="take" if accept_flagged else "flag", why=why)
     return Candidate(found=found, decision="refuse", why=why)
+
+
+def objections(report: Report, pid: int) -> Iterator[str]:
+    """Why nothing of a process may be learnt: what a scan says of it at or above an error."""
+    for row in report.rows:
+        if row.pid == pid and row.verdict in REFUSED_VERDICTS:
+            yield f"{row.verdict} on GPU {row.gpu}: {row.path[-1] if row.path else 'see scan'}"
+    for finding in report.findings:
+        # A silenced finding was looked at by a person, and is one all the same.
+        if finding.subject.pid == pid and severity_rank(finding.severity) >= severity_rank("error"):
+            yield f"{finding.rule}: {finding.title}"

@@ -27,9 +27,7 @@ class Label(Record, frozen=True, kw_only=True):
     source: Source = "library"
     when: int = 0
     tool: str = ""
-    package: str = ""
-    """Said by the person who builds it, instead of what the files say."""
-    version: str = ""
+    note: str = ""
 
 
 class Origins:
@@ -114,13 +112,13 @@ class Origins:
     ) -> Provenance:
         label = self._label
         return Provenance(
-            package=label.package or package,
-            version=label.version or version,
+            package=package,
+            version=version,
             file=file,
             container=container,
             container_digest=container_digest,
             source=label.source,
             when=label.when,
             tool=label.tool,
-            note=note,
+            note=note or label.note,
         )

@@ -9,7 +9,7 @@ from gpuwarden.code.baseline.reader import Baseline
 from gpuwarden.code.module import Record
 
 
-class PackageDifference(Record, frozen=True, kw_only=True):
+class PackageDifference(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The modules of one package: only in the second, only in the first, rebuilt, in both.
 
     A module of the second is rebuilt when the first knows its code and not its digest; one of the
@@ -25,9 +25,11 @@ class PackageDifference(Record, frozen=True, kw_only=True):
     same: int = 0
 
 
-class Difference(Record, frozen=True, kw_only=True):
+class Difference(Record, frozen=True, kw_only=True, omit_defaults=False):
     """All packages of two baselines, in order of their names."""
 
+    schema: str = "gpuwarden.baseline-diff"
+    version: int = 1
     packages: tuple[PackageDifference, ...]
 
     @property

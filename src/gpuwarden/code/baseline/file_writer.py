@@ -56,3 +56,15 @@ def write_whole(path: str, parts: Iterable[bytes], *, mode: int) -> None:
             except OSError:
                 pass
         raise Denied(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_new(path: str, data: bytes, *, mode: int) -> None:
+    """Writes a file that is not there yet. Errors: UsageError when it is, Denied."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise UsageError(f"{path}: is there already; a key is never overwritten") from error
+    except OSError as error:
+        raise Denied(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,111 @@
+"""`gpuwarden baseline learn`: a known-good run's JIT modules, each judged before it is taken in."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpuwarden.code.baseline.entries import Entries
+from gpuwarden.code.baseline.known import Baselines
+from gpuwarden.code.report import CodeReport
+from gpuwarden.code.standing import assessor
+from gpuwarden.codescan.baseline_build import entries_of
+from gpuwarden.codescan.baseline_commands import (
+    CLEAR,
+    DIFFERENT,
+    TOOL,
+    UNREAD,
+    Tell,
+    Told,
+    moment_of_building,
+    private_key,
+    problem_lines,
+    warnings_of,
+    write,
+    written_line,
+)
+from gpuwarden.codescan.baseline_text import candidates_text, text_of
+from gpuwarden.codescan.known_code import baselines_of, described
+from gpuwarden.codescan.learning import Candidate, consider, objections
+from gpuwarden.codescan.origins import Label
+from gpuwarden.codescan.scan import Options, scan_code
+from gpuwarden.codescan.targets import Targets
+from gpuwarden.finding import Report
+from gpuwarden.host import Host
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+NOTE_ACCEPTED = "accepted although nobody can say what it computes"
+
+
+def learn(arguments: argparse.Namespace, tell: Tell) -> Told:
+    """Judges every module that no baseline knows, and writes those that may be learnt.
+
+    1 when something was refused or flagged, or a process was; 2 when not all could be read.
+    Errors: UsageError, Unavailable, Denied, Malformed.
+    """
+    key = private_key(arguments.sign)
+    when = moment_of_building()
+    known = baselines_of(arguments)
+    refused = list(_refused(arguments.pid))
+    if refused:
+        return Told(text_of(refused), DIFFERENT)
+    options = Options(judged=True, baselines=tuple(described(one) for one in known))
+    targets = Targets(options.workers)
+    chosen = [targets.target(name) for name in arguments.target]
+    report = scan_code(chosen, targets.numbers, assessor(Baselines(known)), options, tell)
+    candidates = [
+        consider(found, accept_flagged=arguments.accept_flagged) for found in report.modules
+    ]
+    text = candidates_text(candidates, accept_flagged=arguments.accept_flagged)
+    text += text_of(problem_lines(report.problems))
+    if not arguments.dry_run:
+        text += _write(arguments, report, candidates, when, key)
+    untaken = any(candidate.decision in ("refuse", "flag") for candidate in candidates)
+    code = UNREAD if report.problems else DIFFERENT if untaken else CLEAR
+    return Told(text, code, warnings_of(known))
+
+
+def _write(
+    arguments: argparse.Namespace,
+    report: CodeReport,
+    candidates: Sequence[Candidate],
+    when: int,
+    key: Ed25519PrivateKey | None,
+) -> str:
+    entries = Entries(arguments.digest_bytes)
+    label = Label(source="learned", when=when, tool=TOOL)
+    for note, accepted in (("", False), (NOTE_ACCEPTED, True)):
+        modules = [
+            candidate.found
+            for candidate in candidates
+            if candidate.decision == "take" and bool(candidate.why) == accepted
+        ]
+        own = msgspec.structs.replace(label, note=note)
+        built = entries_of(report, own, digest_bytes=arguments.digest_bytes, modules=modules)
+        entries.merge(iter(built.entries))
+    write(arguments, entries, when, key)
+    return text_of([written_line(arguments.output, entries, key)])
+
+
+def _refused(pids: Sequence[int]) -> Iterator[str]:
+    """Why nothing of these processes may be learnt, judged by a scan of the node."""
+    if not pids:
+        return
+    report = _scan()
+    for pid in pids:
+        for why in objections(report, pid):
+            yield f"pid {pid}: nothing of it is learnt: {why}"
+
+
+def _scan() -> Report:
+    # Imported here: learning from files needs no look at the node.
+    from gpuwarden.judge import judge
+    from gpuwarden.policy import Policy
+    from gpuwarden.scan import ScanOptions, take_snapshot
+
+    return judge(take_snapshot(Host(), ScanOptions()), Policy(), None)
