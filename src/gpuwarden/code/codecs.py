@@ -64,6 +64,23 @@ def _decompressed(codec: Codec, data: Bytes, size: int) -> bytes:
         raise Malformed(f"{codec}: {error}") from error
 
 
+def zstd_frame_bytes(data: Bytes) -> int | None:
+    """How many bytes the zstd frame at the beginning takes (RFC 8878); None when it has no end."""
+    try:
+        at = zstandard.frame_header_size(data)
+    except zstandard.ZstdError:
+        return None
+    has_checksum = data[4] & 4
+    while at + 3 <= len(data):
+        block = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+        is_run = block >> 1 & 3 == 1
+        at += 3 + (1 if is_run else block >> 3)
+        if block & 1:
+            end = at + (4 if has_checksum else 0)
+            return end if end <= len(data) else None
+    return None
+
+
 def _zstd(data: Bytes, size: int) -> bytes:
     if size == 0:
         return b""

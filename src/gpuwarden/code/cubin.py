@@ -8,22 +8,37 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
-from gpuwarden.code.elf import (
-    INFO,
-    SIZE,
-    Elf,
-    Header,
-    string_at,
-)
+from gpuwarden.code.elf import INFO, SIZE, Elf, Header, string_at
 from gpuwarden.code.module import Kernel
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
 
-TEXT = b".text."
-SHARED = b".nv.shared."
-INFO_SECTION = b".nv.info"
-TOOLKIT_NOTE, CUDA_NOTE, COMPAT = b".note.nv.tkinfo", b".note.nv.cuinfo", b".nv.compat"
+TEXT, SHARED = b".text.", b".nv.shared."
+ATTRIBUTES, COMPAT = b".nv.info", b".nv.compat"
+TOOLKIT_NOTE, CUDA_NOTE = b".note.nv.tkinfo", b".note.nv.cuinfo"
+
+NAME_BYTES = 16
+"""Enough of a section's name to tell what it is for."""
+_BYTES_OF_NAME = np.arange(NAME_BYTES)
+ONE, THREE, SIX, SEVEN = (np.uint64((1 << 8 * size) - 1) for size in (1, 3, 6, 7))
+# Names as numbers: .nv.constant0.f and .nv.constant0 have a launch's parameters, all other banks
+# and .nv.global.init and .rodata have constants.
+TEXT_WORD, NV_CONS, NV_GLOB, NV_CAPM, NV_SHAR, NV_INFO, NV_COMP, NOTE_NV, RODATA = (
+    np.uint64(int.from_bytes(name, "little"))
+    for name in (
+        *(b".text.", b".nv.cons", b".nv.glob", b".nv.capm", b".nv.shar", b".nv.info"),
+        *(b".nv.comp", b".note.nv", b".rodata"),
+    )
+)
+TANT0_OF_KERNEL, TANT0, AL_INIT, ERC_TEXT, ED = (
+    np.uint64(int.from_bytes(name, "little"))
+    for name in (b"tant0.", b"tant0", b"al.init", b"erc.text", b"ed.")
+)
+_Words = npt.NDArray[np.uint64]
 
 NOTE = struct.Struct("<III")
 NOTE_LIMIT_BYTES = 64 << 10
@@ -32,12 +47,14 @@ TOOLKIT = struct.Struct("<IIIIII")
 # version, sm of the virtual architecture, toolkit as major * 10 + minor
 CUDA = struct.Struct("<HHH")
 
+# form, attribute, size of a form 4; as one number, and with two numbers behind it
 ATTRIBUTE = struct.Struct("<BBH")
+PAIR = struct.Struct("<III")
 EIFMT_SVAL = 4
 EIATTR_REGCOUNT = 0x2F
-# symbol, registers
-REGCOUNT = struct.Struct("<BBHII")
-REGCOUNT_MARK = struct.pack("<BBH", EIFMT_SVAL, EIATTR_REGCOUNT, 8)
+PAIR_FORM, PAIR_FORM_MASK = EIFMT_SVAL | 8 << 16, 0xFFFF00FF
+REGCOUNT = EIFMT_SVAL | EIATTR_REGCOUNT << 8 | 8 << 16
+"""Behind it: the function's symbol, and its registers."""
 COMPAT_ARCH_SPECIFIC = b"\x02\x09\x01\x00"
 """Attribute 9 of ``.nv.compat``: 1 for sm_90a, 0 for sm_90."""
 
@@ -47,6 +64,52 @@ EF_CUDA_ACCELERATORS = 0x800
 
 _ARCH_OPTION = pattern(rb"(?:^|\s)-?-arch[= ](?:sm|compute)_(\d{1,4})([af]?)\b")
 _TOOL_VERSION = pattern(rb"\bV(\d{1,4}\.\d{1,4}\.\d{1,6})\b")
+
+
+class Cubin:
+    """A cubin's sections by what they are for. Errors of the constructor: Malformed.
+
+    ``codes``, ``capsules`` (code that the driver finishes), ``constants`` and ``shared`` are
+    indices of sections. Told by name alone, as the driver does: types and flags can say anything.
+    """
+
+    __slots__ = ("_notes", "attributes", "capsules", "codes", "constants", "image", "shared")
+
+    def __init__(self, image: Elf) -> None:
+        self.image = image
+        first, second = _name_words(image)
+        bank = second & SIX
+        is_constant = (first == NV_CONS) & (bank != TANT0_OF_KERNEL) & (bank != TANT0)
+        is_constant |= (first == NV_GLOB) & (second & SEVEN == AL_INIT)
+        is_constant |= first & SEVEN == RODATA
+        self.codes = _indices(first & SIX == TEXT_WORD)
+        self.constants = _indices(is_constant)
+        self.capsules = _indices((first == NV_CAPM) & (second == ERC_TEXT))
+        self.shared = _indices((first == NV_SHAR) & (second & THREE == ED))
+        attributes = _indices((first == NV_INFO) & (second & ONE == 0))
+        self.attributes = attributes[0] if attributes else None
+        notes = reversed(_indices((first == NOTE_NV) | (first == NV_COMP)))
+        self._notes = {image.name(index): index for index in notes}
+
+    def note(self, name: bytes) -> bytes:
+        """The bytes of a section that is not about a kernel, none when it is not there."""
+        index = self._notes.get(name)
+        return b"" if index is None else bytes(self.image.body(index)[:NOTE_LIMIT_BYTES])
+
+
+def _name_words(image: Elf) -> tuple[_Words, _Words]:
+    """The first sixteen bytes of each section's name as two numbers. Errors: Malformed."""
+    starts = image.table()["name"].astype(np.int64)
+    strings = np.frombuffer(image.name_bytes + bytes(NAME_BYTES), np.uint8)
+    if len(starts) and int(starts.max()) > len(image.name_bytes):
+        raise Malformed("ELF section name: outside the names")
+    words = strings[starts[:, None] + _BYTES_OF_NAME].view("<u8")
+    return words[:, 0], words[:, 1]
+
+
+def _indices(chosen: npt.NDArray[np.bool_]) -> list[int]:
+    found: list[int] = chosen.nonzero()[0].tolist()
+    return found
 
 
 class Built(NamedTuple):
@@ -63,35 +126,35 @@ def sm_of(header: Header) -> int:
     return header.flags & 0xFF
 
 
-def arch_of(image: Elf) -> str:
+def arch_of(cubin: Cubin) -> str:
     """``sm_90a``; the suffix where the options, ``.nv.compat`` or the flags tell it."""
-    sm = sm_of(image.header)
-    arch = _ARCH_OPTION.search(_tool_strings(image)[1])
+    header = cubin.image.header
+    sm = sm_of(header)
+    arch = _ARCH_OPTION.search(_tool_strings(cubin)[1])
     if arch is not None and int(arch[1]) == sm:
         return f"sm_{sm}{arch[2].decode()}"
-    if image.header.abi_version < ABI_WITH_SM_IN_SECOND_BYTE:
-        return f"sm_{sm}a" if image.header.flags & EF_CUDA_ACCELERATORS else f"sm_{sm}"
-    compat = _body(image, COMPAT)
-    return f"sm_{sm}a" if COMPAT_ARCH_SPECIFIC in compat else f"sm_{sm}"
+    if header.abi_version < ABI_WITH_SM_IN_SECOND_BYTE:
+        return f"sm_{sm}a" if header.flags & EF_CUDA_ACCELERATORS else f"sm_{sm}"
+    return f"sm_{sm}a" if COMPAT_ARCH_SPECIFIC in cubin.note(COMPAT) else f"sm_{sm}"
 
 
-def built(image: Elf) -> Built:
+def built(cubin: Cubin) -> Built:
     """The toolkit and the options of the notes, empty where there are none."""
-    tool, options = _tool_strings(image)
+    tool, options = _tool_strings(cubin)
     if tool:
         return Built(tool.decode("utf-8", "backslashreplace"), _words(options))
-    description = _note(_body(image, CUDA_NOTE))
+    description = _description(cubin.note(CUDA_NOTE))
     if len(description) >= CUDA.size:
         version = CUDA.unpack_from(description)[2]
     else:
-        version = image.header.version
-    # e_version is 1 in ELF; ptxas before CUDA 13 wrote its own version there.
+        # 1 in ELF; ptxas before CUDA 13 wrote its own version there.
+        version = cubin.image.header.version
     return Built(f"CUDA {version // 10}.{version % 10}" if 50 <= version < 1000 else "", "")
 
 
-def _tool_strings(image: Elf) -> tuple[bytes, bytes]:
+def _tool_strings(cubin: Cubin) -> tuple[bytes, bytes]:
     """``ptxas 13.0.88`` and the options, both as they are there."""
-    description = _note(_body(image, TOOLKIT_NOTE))
+    description = _description(cubin.note(TOOLKIT_NOTE))
     if len(description) < TOOLKIT.size:
         return b"", b""
     _, _, name_at, version_at, _, options_at = TOOLKIT.unpack_from(description)
@@ -105,12 +168,7 @@ def _words(text: bytes) -> str:
     return b" ".join(text.split()).decode("utf-8", "backslashreplace")
 
 
-def _body(image: Elf, name: bytes) -> bytes:
-    index = image.find(name)
-    return b"" if index is None else bytes(image.body(index)[:NOTE_LIMIT_BYTES])
-
-
-def _note(section: bytes) -> bytes:
+def _description(section: bytes) -> bytes:
     """The description of the section's first note."""
     if len(section) < NOTE.size:
         return b""
@@ -131,18 +189,19 @@ def instructions(sm: int, code_bytes: int) -> int:
     return words * 3 // 4 if sm >= 50 else words * 7 // 8 if sm >= 30 else words
 
 
-def kernels(image: Elf, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
+def kernels(cubin: Cubin, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
     """How many kernels there are, and the first of them with their resources. Errors: Malformed."""
-    codes = [index for index, name in enumerate(image.names) if name.startswith(TEXT)]
+    codes, image = cubin.codes, cubin.image
     if len(codes) > bounds.kernels:
         raise Malformed(f"cubin of {len(codes)} kernels")
-    told = codes[:KERNELS_TOLD]
-    registers = _registers(image) if told else {}
-    shared = _shared(image) if told else {}
-    sm, rows, names = sm_of(image.header), image.rows, image.names
+    if not codes:
+        return 0, ()
+    registers = _registers(cubin)
+    shared = {image.name(i)[len(SHARED) :]: image.row(i)[SIZE] for i in cubin.shared}
+    sm = sm_of(image.header)
     found = []
-    for index in told:
-        row, name = rows[index], names[index][len(TEXT) :]
+    for index in codes[:KERNELS_TOLD]:
+        row, name = image.row(index), image.name(index)[len(TEXT) :]
         count = registers.get(row[INFO] & 0xFFFFFF)
         # Before sm_80 and ABI 8 the section header itself has the count.
         count = row[INFO] >> 24 or None if count is None else count
@@ -158,27 +217,23 @@ def kernels(image: Elf, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ..
     return len(codes), tuple(found)
 
 
-def _shared(image: Elf) -> dict[bytes, int]:
-    at = len(SHARED)
-    return {
-        name[at:]: row[SIZE]
-        for name, row in zip(image.names, image.rows, strict=True)
-        if name.startswith(SHARED)
-    }
-
-
-def _registers(image: Elf) -> dict[int, int]:
+def _registers(cubin: Cubin) -> dict[int, int]:
     """Registers by the index of the function's symbol."""
-    index = image.find(INFO_SECTION)
-    if index is None:
+    if cubin.attributes is None:
         return {}
-    section = bytes(image.body(index))
+    section = cubin.image.body(cubin.attributes)
     found: dict[int, int] = {}
     at, end = 0, len(section)
     while at + ATTRIBUTE.size <= end:
+        # Nearly all are of twelve bytes, so runs of these are read without a look at each.
+        for mark, symbol, value in PAIR.iter_unpack(section[at : end - (end - at) % PAIR.size]):
+            if mark & PAIR_FORM_MASK != PAIR_FORM:
+                break
+            if mark == REGCOUNT:
+                found[symbol] = value
+            at += PAIR.size
+        if at + ATTRIBUTE.size > end:
+            break
         form, _, size = ATTRIBUTE.unpack_from(section, at)
-        if section.startswith(REGCOUNT_MARK, at) and at + REGCOUNT.size <= end:
-            *_, symbol, count = REGCOUNT.unpack_from(section, at)
-            found[symbol] = count
         at += ATTRIBUTE.size + (size if form == EIFMT_SVAL else 0)
     return found

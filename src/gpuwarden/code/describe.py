@@ -77,7 +77,7 @@ def _module(located: Located, image: bytes | memoryview, bounds: Bounds) -> Modu
 
 
 def _cubin(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
-    parsed = Elf(image, bounds)
+    parsed = cubin.Cubin(Elf(image, bounds))
     if not told.arch[-1:].isalpha():
         told.arch = cubin.arch_of(parsed)
     told.toolkit, told.options = cubin.built(parsed)

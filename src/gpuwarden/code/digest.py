@@ -18,13 +18,12 @@ from __future__ import annotations
 import hashlib
 import re
 
-from gpuwarden.code import cubin
-from gpuwarden.code.elf import SHT_NOBITS, SIZE, TYPE, Elf
+from gpuwarden.code.cubin import Cubin, sm_of
+from gpuwarden.code.elf import SHT_NOBITS, TYPE, Elf
+from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
 
-CODE = (b".text", b".nv.capmerc.text")
-CONSTANTS = (b".nv.constant", b".nv.global.init", b".rodata")
-LAUNCH_PARAMETERS = b".nv.constant0"
+BANK, GLOBALS = b".nv.constant", b".nv.global.init"
 AMD_PARTS = (b".text", b".rodata")
 
 _STRING = pattern(rb"[\x20-\x7e]{4,4096}\x00+")
@@ -36,30 +35,32 @@ def sha256(image: bytes | memoryview) -> str:
     return hashlib.sha256(image).hexdigest()
 
 
-def cubin_code(image: Elf) -> str:
+def cubin_code(parsed: Cubin) -> str:
     """The code digest of a cubin, empty when it has no code. Errors: Malformed."""
-    parts, has_code = [], False
-    for index, name in enumerate(image.names):
-        if name.startswith(CODE):
-            body = image.body(index)
-            has_code = has_code or len(body) > 0
-            parts.append(hashlib.sha256(body).digest())
-        elif name.startswith(CONSTANTS) and not _is_launch_bank(name):
-            parts.append(_constants(name, image.body(index)))
-    if not has_code:
+    image = parsed.image
+    parts, left, sha = [], len(image.data), hashlib.sha256
+    for index in (*parsed.codes, *parsed.capsules):
+        body = image.body(index)
+        left -= len(body)
+        if left < 0:
+            raise Malformed("cubin: sections that hold the same bytes")
+        parts.append(sha(body).digest())
+    if left == len(image.data):
         return ""
-    return _over(b"cubin %d\0" % cubin.sm_of(image.header), parts)
-
-
-def _is_launch_bank(name: bytes) -> bool:
-    return name.startswith(LAUNCH_PARAMETERS) and not name[len(LAUNCH_PARAMETERS) :][:1].isdigit()
+    for index in parsed.constants:
+        body = image.body(index)
+        left -= len(body)
+        if left < 0:
+            raise Malformed("cubin: sections that hold the same bytes")
+        parts.append(_constants(image.name(index), body))
+    return _over(b"cubin %d\0" % sm_of(image.header), parts)
 
 
 def _constants(name: bytes, body: memoryview) -> bytes:
     # Banks are different memories: the same bytes in another one are other constants.
-    bank = name[len(b".nv.constant") :].split(b".", 1)[0] if name.startswith(CONSTANTS[0]) else b""
+    bank = name[len(BANK) :].split(b".", 1)[0] if name.startswith(BANK) else b""
     digest = hashlib.sha256(b"constants %s\0" % bank)
-    if name.startswith(CONSTANTS[1]):
+    if name.startswith(GLOBALS):
         data = bytes(body)
         digest.update(_STRING.sub(_last_name, data) if b".c" in data or b".h" in data else data)
     else:
@@ -75,11 +76,15 @@ def _last_name(found: re.Match[bytes]) -> bytes:
 
 def amd_code(image: Elf) -> str:
     """The code digest of an AMD code object, empty when it has no code. Errors: Malformed."""
-    parts, has_code = [], False
+    parts, has_code, left = [], False, len(image.data)
     for index, name in enumerate(image.names):
-        if name.startswith(AMD_PARTS) and image.rows[index][TYPE] != SHT_NOBITS:
-            has_code = has_code or (name.startswith(b".text") and image.rows[index][SIZE] > 0)
-            parts.append(hashlib.sha256(image.body(index)).digest())
+        if name.startswith(AMD_PARTS) and image.row(index)[TYPE] != SHT_NOBITS:
+            body = image.body(index)
+            left -= len(body)
+            if left < 0:
+                raise Malformed("AMD code object: sections that hold the same bytes")
+            has_code = has_code or (name.startswith(AMD_PARTS[0]) and len(body) > 0)
+            parts.append(hashlib.sha256(body).digest())
     return _over(b"amdgpu %d\0" % (image.header.flags & 0xFF), parts) if has_code else ""
 
 

@@ -9,6 +9,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.errors import Malformed
 
@@ -23,6 +26,15 @@ HEADER = struct.Struct("<4xBxxBB7xHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SEGMENT = struct.Struct("<IIQQQQQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
+# Elf64_Shdr as an array's fields.
+TABLE = np.dtype(
+    {
+        "names": ["name", "type", "offset", "size", "info"],
+        "formats": ["<u4", "<u4", "<u8", "<u8", "<u4"],
+        "offsets": [0, 4, 24, 32, 44],
+        "itemsize": 64,
+    }
+)
 COUNT_IN_FIRST_SECTION = struct.Struct("<32xQII")
 
 EM_CUDA, EM_AMDGPU = 190, 224
@@ -102,48 +114,81 @@ def _section_count(data: Buffer, start: int, limit: int, header: Header) -> tupl
 
 
 class Elf:
-    """The sections of one ELF64 image: ``names[i]`` and ``rows[i]`` belong together.
+    """The sections of one ELF64 image.
 
-    Errors of the constructor: Malformed. ``body`` bounds what it returns.
+    ``rows[i]`` is a section's header, ``names[i]`` its name, which begins at ``rows[i][NAME]`` of
+    ``name_bytes``; both are made when they are first asked for. Errors of the constructor:
+    Malformed. ``body`` bounds what it returns.
     """
 
-    __slots__ = ("data", "header", "names", "rows")
+    __slots__ = ("_names", "_rows", "count", "data", "header", "name_bytes")
 
     def __init__(self, data: Buffer, bounds: Bounds = DEFAULT) -> None:
         self.data = memoryview(data)
         self.header = header_at(data)
-        self.rows: list[SectionRow] = []
-        self.names: list[bytes] = []
+        self.count = 0
+        self.name_bytes = b""
+        self._rows: list[SectionRow] | None = None
+        self._names: list[bytes] | None = None
         if self.header.sections_at:
             self._read_sections(bounds)
 
     def _read_sections(self, bounds: Bounds) -> None:
-        data, limit = self.data, len(self.data)
-        count, names_index = _section_count(data, 0, limit, self.header)
+        limit = len(self.data)
+        count, names_index = _section_count(self.data, 0, limit, self.header)
         if count > bounds.sections:
             raise Malformed(f"ELF image of {count} sections")
-        start = self.header.sections_at
-        end = start + count * SECTION.size
-        if end > limit:
+        if self.header.sections_at + count * SECTION.size > limit:
             raise Malformed("ELF section headers: past the end")
-        self.rows = rows = list(SECTION.iter_unpack(data[start:end]))
         if names_index >= count:
             raise Malformed("ELF section names: in no section")
-        strings = bytes(self.body(names_index))
-        find, names = strings.find, self.names
-        # Names share bytes (.rela.text.f holds .text.f), but few bytes cannot name them all.
-        room = NAME_SHARING * len(strings) + count
-        for row in rows:
-            at = row[0]
-            stop = find(b"\0", at, at + NAME_LIMIT_BYTES)
-            room -= stop - at
-            if stop < 0 or room < 0:
-                raise Malformed("ELF section names: without an end")
-            names.append(strings[at:stop])
+        self.count = count
+        self.name_bytes = bytes(self.body(names_index))
+
+    @property
+    def rows(self) -> list[SectionRow]:
+        """All section headers."""
+        if self._rows is None:
+            start = self.header.sections_at
+            table = self.data[start : start + self.count * SECTION.size]
+            self._rows = list(SECTION.iter_unpack(table))
+        return self._rows
+
+    def table(self) -> npt.NDArray[np.void]:
+        """All section headers as an array of the fields' names, for images of many kernels."""
+        return np.frombuffer(self.data, TABLE, self.count, self.header.sections_at)
+
+    def row(self, index: int) -> SectionRow:
+        """One section header; the index must be one of a section."""
+        return SECTION.unpack_from(self.data, self.header.sections_at + index * SECTION.size)
+
+    def name(self, index: int) -> bytes:
+        """A section's name. Errors: Malformed when it has no end."""
+        at = self.row(index)[NAME]
+        stop = self.name_bytes.find(b"\0", at, at + NAME_LIMIT_BYTES)
+        if stop < 0:
+            raise Malformed("ELF section name: without an end")
+        return self.name_bytes[at:stop]
+
+    @property
+    def names(self) -> list[bytes]:
+        """All names, as long as ``rows``. Errors: Malformed."""
+        if self._names is None:
+            names = []
+            # Names share bytes (.rela.text.f holds .text.f), but few bytes cannot name them all.
+            room = NAME_SHARING * len(self.name_bytes) + self.count
+            for index in range(self.count):
+                name = self.name(index)
+                room -= len(name)
+                if room < 0:
+                    raise Malformed("ELF section names: longer than their sum can be")
+                names.append(name)
+            self._names = names
+        return self._names
 
     def body(self, index: int) -> memoryview:
         """The bytes of a section, none for NOBITS. Errors: Malformed when some are not there."""
-        row = self.rows[index]
+        row = self.row(index)
         if row[TYPE] == SHT_NOBITS:
             return self.data[:0]
         start, end = row[OFFSET], row[OFFSET] + row[SIZE]
@@ -153,10 +198,11 @@ class Elf:
 
     def find(self, name: bytes) -> int | None:
         """The first section of that name."""
-        try:
-            return self.names.index(name)
-        except ValueError:
-            return None
+        strings, whole = self.name_bytes, name + b"\0"
+        for index, row in enumerate(self.rows):
+            if strings.startswith(whole, row[NAME]):
+                return index
+        return None
 
     def symbols(self, index: int) -> Iterator[tuple[int, int, int, int, int, int]]:
         """Rows of a symbol table: name offset, info, other, section, value, size."""
@@ -165,8 +211,8 @@ class Elf:
 
     def strings(self, index: int) -> bytes:
         """The string table that section ``index`` links to. Errors: Malformed."""
-        link = self.rows[index][LINK]
-        if link >= len(self.rows):
+        link = self.row(index)[LINK]
+        if link >= self.count:
             raise Malformed("ELF strings: in no section")
         return bytes(self.body(link))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from gpuwarden.code import amdgpu, elf, fatbin, ptx, tile_ir
 from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.code.codecs import zstd_frame_bytes
 from gpuwarden.code.cubin import sm_of
 from gpuwarden.code.located import Located, Stream, place_at, place_found
 from gpuwarden.code.memory_search import Haystack
@@ -24,6 +25,7 @@ Step = Callable[[int], Steps]
 EFFORT_FACTOR = 8
 """Bytes looked at in vain or twice, at most this many times those that are there."""
 EFFORT_FLOOR_BYTES = 64 << 20
+PIECE_BYTES = 1 << 20
 IMAGES_IN_IMAGES = 2
 """A stale header can claim bytes that hold other fatbins and cubins by now: these are looked for
 inside images too."""
@@ -83,21 +85,29 @@ class _Sweep:
             (amdgpu.BUNDLE_MAGIC, self._bundle),
             (amdgpu.COMPRESSED_MAGIC, self._compressed),
         )
-        find, end = Haystack(self.data).find, self.end
-        nexts = [find(needle, self.start, end) for needle, _ in steps]
-        nexts = [end if at < 0 else at for at in nexts]
-        while (at := min(nexts)) < end:
-            resume = yield from steps[nexts.index(at)][1](at)
-            if resume is None:
-                self.false_starts -= 1
-                if self.false_starts < 0:
-                    raise _Exhausted
-                resume = at + 1
-            for index, (needle, _) in enumerate(steps):
-                floor = resume if index < IMAGES_IN_IMAGES else max(resume, self.covered)
-                if nexts[index] < floor:
-                    again = find(needle, floor, end)
-                    nexts[index] = end if again < 0 else again
+        find, at = Haystack(self.data).find, self.start
+        while at < self.end:
+            # All magics in a piece that the cache holds, and none where an image was found already.
+            stop = min(at + PIECE_BYTES, self.end)
+            nexts = [-1] * len(steps)
+            while at < stop:
+                for index, (needle, _) in enumerate(steps):
+                    floor = at if index < IMAGES_IN_IMAGES else max(at, self.covered)
+                    if nexts[index] < floor:
+                        found = find(needle, floor, min(stop + len(needle) - 1, self.end))
+                        nexts[index] = stop if found < 0 else found
+                at = min(nexts)
+                if at < stop:
+                    at = yield from self._step(steps[nexts.index(at)][1], at)
+
+    def _step(self, step: Step, at: int) -> Generator[Found, None, int]:
+        resume = yield from step(at)
+        if resume is None:
+            self.false_starts -= 1
+            if self.false_starts < 0:
+                raise _Exhausted
+            resume = at + 1
+        return resume
 
     def _spend(self, looked_at: int) -> None:
         self.effort -= looked_at
@@ -198,7 +208,10 @@ class _Sweep:
         except Malformed as error:
             yield self._problem(at, "CCOB", str(error))
             return None
-        self.covered = max(self.covered, end if head.stored_bytes else at)
+        if not head.stored_bytes:
+            stream_bytes = zstd_frame_bytes(blob[head.stream_at :]) if head.codec == "zstd" else 0
+            end = at + head.stream_at + (stream_bytes or 0)
+        self.covered = max(self.covered, end)
         place = place_at(self.place, at)
         stream = Stream(head.codec, blob[head.stream_at :], len(bundle), len(found), bundle)
         for entry in found:
@@ -217,4 +230,4 @@ class _Sweep:
             else:
                 part = bundle[entry.start : entry.end]
                 yield from self._inside(part, place)
-        return end if head.stored_bytes else at + len(amdgpu.COMPRESSED_MAGIC)
+        return end
