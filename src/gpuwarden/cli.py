@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuwarden import __version__
-from gpuwarden.codescan import baseline_flags
+from gpuwarden.codescan import baseline_flags, flags
 from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
 from gpuwarden.watch.flags import add_flags, check_flags
 
@@ -124,6 +124,9 @@ def build_parser() -> argparse.ArgumentParser:
     _host_flags(watch)
     _policy_flag(watch)
     add_flags(watch)
+
+    code = commands.add_parser("code", help="every GPU module in files, images and processes")
+    flags.add_flags(code)
 
     baseline = commands.add_parser("baseline", help="known-good GPU code: build, sign, learn")
     baseline_flags.add_flags(baseline)
@@ -310,6 +313,22 @@ def _watch(arguments: argparse.Namespace) -> int:
     return agent.run(agent.say)
 
 
+def _code(arguments: argparse.Namespace) -> int:
+    from gpuwarden.codescan import command
+    from gpuwarden.codescan.progress import progress_on
+
+    with progress_on(sys.stderr, width=_width(), quiet=arguments.quiet) as tell:
+        try:
+            told = command.run(arguments, tell, width=_width(), colour=_colour())
+        except UsageError:
+            raise
+        except GpuwardenError as error:
+            _complain(error)
+            return EXIT_BLIND
+    _write(told.text)
+    return told.code
+
+
 def _baseline(arguments: argparse.Namespace) -> int:
     baseline_flags.check_flags(arguments)
     from gpuwarden.codescan import baseline_commands
@@ -347,6 +366,7 @@ COMMANDS = {
     "doctor": _doctor,
     "history": _history,
     "watch": _watch,
+    "code": _code,
     "baseline": _baseline,
 }
 

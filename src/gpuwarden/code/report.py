@@ -42,7 +42,7 @@ class FoundModule(Record, frozen=True, kw_only=True):
     @property
     def is_hidden(self) -> bool:
         """Whether it is only where no container of the image would find it."""
-        return all(sighting.hidden for sighting in self.sightings)
+        return bool(self.sightings) and all(one.hidden for one in self.sightings)
 
     @property
     def is_alarming(self) -> bool:
