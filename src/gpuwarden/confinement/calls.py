@@ -27,6 +27,7 @@ ALLOWED = {
     "writev": (20, 66),
     "pread64": (17, 67),
     "preadv": (295, 69),
+    "preadv2": (327, 286),
     "lseek": (8, 62),
     "close": (3, 57),
     "fstat": (5, 80),
