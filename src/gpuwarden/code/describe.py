@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuwarden.code import amdgpu, cubin, digest, ptx, tile_ir
 from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.code.elf import MAGIC, Elf
@@ -9,13 +11,52 @@ from gpuwarden.code.located import Located
 from gpuwarden.code.module import Kernel, Module
 from gpuwarden.errors import Malformed
 
+Known = Callable[[str], bool]
+"""Whether a digest in hexadecimal is known."""
 
-def describe(located: Located, image: bytes | memoryview, bounds: Bounds = DEFAULT) -> Module:
+
+def describe(
+    located: Located,
+    image: bytes | memoryview,
+    bounds: Bounds = DEFAULT,
+    *,
+    known: Known | None = None,
+) -> Module:
     """The module at ``located`` whose decompressed image is ``image``.
 
-    Any bytes are described; what could not be read in them is in ``broken``.
+    Any bytes are described; what could not be read in them is in ``broken``. A module whose digest
+    is ``known`` gets no code digest, which costs as much as the digest.
     """
-    return _module(located, image, bounds)
+    told, broken = _Told(located.arch), ""
+    its_digest = digest.sha256(image)
+    told.is_known = known is not None and known(its_digest)
+    try:
+        if located.kind == "cubin":
+            _cubin(told, image, bounds)
+        elif located.kind == "ptx":
+            _ptx(told, image, bounds)
+        elif located.kind == "amdgpu":
+            _amdgpu(told, image, bounds)
+        elif located.kind == "tile-ir":
+            told.toolkit = f"Tile IR {tile_ir.version(image)}".strip()
+    except Malformed as error:
+        broken = str(error)
+    return Module(
+        kind=located.kind,
+        arch=told.arch,
+        digest=its_digest,
+        code_digest=told.code,
+        stored_bytes=len(located.stored),
+        image_bytes=len(image),
+        codec=located.codec,
+        toolkit=told.toolkit,
+        options=located.options or told.options,
+        identifier=located.identifier,
+        kernel_count=told.count,
+        kernels=told.kernels,
+        place=located.place,
+        broken=broken,
+    )
 
 
 def describe_broken(located: Located, reason: str) -> Module:
@@ -37,43 +78,12 @@ def describe_broken(located: Located, reason: str) -> Module:
 class _Told:
     """What an image tells of itself, filled in as far as it can be read."""
 
-    __slots__ = ("arch", "code", "count", "kernels", "options", "toolkit")
+    __slots__ = ("arch", "code", "count", "is_known", "kernels", "options", "toolkit")
 
     def __init__(self, arch: str) -> None:
         self.arch, self.code, self.toolkit, self.options = arch, "", "", ""
-        self.count = 0
+        self.is_known, self.count = False, 0
         self.kernels: tuple[Kernel, ...] = ()
-
-
-def _module(located: Located, image: bytes | memoryview, bounds: Bounds) -> Module:
-    told, broken = _Told(located.arch), ""
-    try:
-        if located.kind == "cubin":
-            _cubin(told, image, bounds)
-        elif located.kind == "ptx":
-            _ptx(told, image, bounds)
-        elif located.kind == "amdgpu":
-            _amdgpu(told, image, bounds)
-        elif located.kind == "tile-ir":
-            told.toolkit = f"Tile IR {tile_ir.version(image)}".strip()
-    except Malformed as error:
-        broken = str(error)
-    return Module(
-        kind=located.kind,
-        arch=told.arch,
-        digest=digest.sha256(image),
-        code_digest=told.code,
-        stored_bytes=len(located.stored),
-        image_bytes=len(image),
-        codec=located.codec,
-        toolkit=told.toolkit,
-        options=located.options or told.options,
-        identifier=located.identifier,
-        kernel_count=told.count,
-        kernels=told.kernels,
-        place=located.place,
-        broken=broken,
-    )
 
 
 def _cubin(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
@@ -82,7 +92,8 @@ def _cubin(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
         told.arch = cubin.arch_of(parsed)
     told.toolkit, told.options = cubin.built(parsed)
     told.count, told.kernels = cubin.kernels(parsed, bounds)
-    told.code = digest.cubin_code(parsed)
+    if not told.is_known:
+        told.code = digest.cubin_code(parsed)
 
 
 def _ptx(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
@@ -93,7 +104,8 @@ def _ptx(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
     told.arch = told.arch or f"compute_{head.target}"
     told.toolkit = ptx.toolkit(text)
     told.count, told.kernels = ptx.kernels(text, bounds)
-    told.code = ptx.code_digest(text)
+    if not told.is_known:
+        told.code = ptx.code_digest(text)
 
 
 def _amdgpu(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
@@ -102,4 +114,5 @@ def _amdgpu(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
     parsed = Elf(image, bounds)
     told.arch = told.arch or amdgpu.arch_of(parsed.header)
     told.count, told.kernels = amdgpu.kernels(parsed, bounds)
-    told.code = digest.amd_code(parsed)
+    if not told.is_known:
+        told.code = digest.amd_code(parsed)

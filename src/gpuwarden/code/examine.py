@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from gpuwarden.code.bounds import DEFAULT, Bounds
-from gpuwarden.code.describe import describe, describe_broken
+from gpuwarden.code.describe import Known, describe, describe_broken
 from gpuwarden.code.extract import modules_in
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module, Place, Problem
@@ -38,12 +38,14 @@ def examine(
     bounds: Bounds = DEFAULT,
     threads: int = 2,
     keep: Keep | None = None,
+    known: Known | None = None,
     in_flight_bytes: int = IN_FLIGHT_BYTES,
 ) -> Iterator[Examined | Problem]:
     """Every module of ``buffer``, described, in the order that ``modules_in`` gives them.
 
-    ``keep`` says of which modules the image is wanted; it is called in the threads. Images whose
-    sum is over ``in_flight_bytes`` wait, but for one at a time.
+    ``keep`` says of which modules the image is wanted, ``known`` which digests need no code digest
+    beside them; both are called in the threads. Images whose sum is over ``in_flight_bytes`` wait,
+    but for one at a time.
     """
     waiting: deque[tuple[Future[Examined] | Problem, int]] = deque()
     in_flight = 0
@@ -61,7 +63,7 @@ def examine(
                     in_flight -= its_size
                     yield done if isinstance(done, Problem) else done.result()
                 in_flight += size
-                waiting.append((pool.submit(_examined, found, bounds, keep), size))
+                waiting.append((pool.submit(_examined, found, bounds, keep, known), size))
             while waiting:
                 done, _ = waiting.popleft()
                 yield done if isinstance(done, Problem) else done.result()
@@ -71,10 +73,10 @@ def examine(
                     one.cancel()
 
 
-def _examined(found: Located, bounds: Bounds, keep: Keep | None) -> Examined:
+def _examined(found: Located, bounds: Bounds, keep: Keep | None, known: Known | None) -> Examined:
     try:
         image = found.image(bounds)
     except Malformed as error:
         return Examined(describe_broken(found, str(error)), None)
-    module = describe(found, image, bounds)
+    module = describe(found, image, bounds, known=known)
     return Examined(module, image if keep is not None and keep(module) else None)

@@ -17,6 +17,7 @@ from gpuwarden.errors import Malformed
 
 SECTIONS = (b".nv_fatbin", b"__nv_relfatbin", b".hip_fatbin")
 """Of fatbins, of relocatable fatbins, of AMD's offload bundles."""
+NAMES = tuple(name + b"\0" for name in SECTIONS)
 WHOLE_MAGICS = (amdgpu.COMPRESSED_MAGIC, amdgpu.BUNDLE_MAGIC[:4])
 
 Found = Located | Problem
@@ -81,12 +82,18 @@ def _sections(data: memoryview, bounds: Bounds) -> list[tuple[str, int, int]]:
     if image.header.machine in (elf.EM_CUDA, elf.EM_AMDGPU):
         return []
     found = []
-    for name, row in zip(image.names, image.rows, strict=True):
-        if name in SECTIONS and row[elf.TYPE] != elf.SHT_NOBITS:
-            start, end = row[elf.OFFSET], row[elf.OFFSET] + row[elf.SIZE]
-            if end <= len(data):
-                found.append((name.decode(), start, end))
-    return sorted(found, key=lambda section: section[1])
+    for row in image.rows:
+        # By a look at each name's beginning: one name that leads nowhere hides no other section.
+        at = row[elf.NAME]
+        if not image.name_bytes.startswith(NAMES, at) or row[elf.TYPE] == elf.SHT_NOBITS:
+            continue
+        start, end = row[elf.OFFSET], row[elf.OFFSET] + row[elf.SIZE]
+        if end <= len(data):
+            found.append((image.name_bytes[at : image.name_bytes.index(b"\0", at)], start, end))
+    return [
+        (name.decode(), start, end)
+        for name, start, end in sorted(found, key=lambda section: section[1])
+    ]
 
 
 def _whole(one: Found, data: memoryview, place: Place) -> Found:

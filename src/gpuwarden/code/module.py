@@ -47,7 +47,8 @@ class Module(Record, frozen=True, kw_only=True):
 
     ``digest`` is the SHA-256 of the decompressed image (of the stored bytes for obfuscated LTO-IR),
     ``code_digest`` one that the same code built elsewhere shares; both in hexadecimal. ``broken``
-    says why an image could not be read to its end; then ``digest`` is that of the stored bytes.
+    says why an image could not be read to its end; when it could not even be decompressed,
+    ``digest`` is that of the stored bytes.
     """
 
     kind: Kind
