@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuwarden import __version__
@@ -15,6 +15,7 @@ from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
 from gpuwarden.watch.flags import add_flags, check_flags
 
 if TYPE_CHECKING:
+    from gpuwarden.codescan.command import Tell, Told
     from gpuwarden.model import Snapshot
     from gpuwarden.policy import Policy
 
@@ -315,31 +316,37 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _code(arguments: argparse.Namespace) -> int:
     from gpuwarden.codescan import command
-    from gpuwarden.codescan.progress import progress_on
+    from gpuwarden.policy import Policy
 
-    with progress_on(sys.stderr, width=_width(), quiet=arguments.quiet) as tell:
-        try:
-            told = command.run(arguments, tell, width=_width(), colour=_colour())
-        except UsageError:
-            raise
-        except GpuwardenError as error:
-            _complain(error)
-            return EXIT_BLIND
-    _write(told.text)
-    return told.code
+    policy = Policy()
+    if arguments.action == "verify" and arguments.profile is not None:
+        policy, _ = _load_policy(arguments.policy)
+    return _look(
+        arguments,
+        lambda tell: command.run(arguments, policy, tell, width=_width(), colour=_colour()),
+    )
 
 
 def _baseline(arguments: argparse.Namespace) -> int:
     baseline_flags.check_flags(arguments)
     from gpuwarden.codescan import baseline_commands
 
-    try:
-        told = baseline_commands.run(arguments, lambda progress: None)
-    except UsageError:
-        raise
-    except GpuwardenError as error:
-        _complain(error)
-        return EXIT_BLIND
+    return _look(arguments, lambda tell: baseline_commands.run(arguments, tell))
+
+
+def _look(arguments: argparse.Namespace, run: Callable[[Tell], Told]) -> int:
+    """One command that looks at GPU code, with its progress; what cannot be read is 2."""
+    from gpuwarden.codescan.progress import progress_on
+
+    quiet = getattr(arguments, "quiet", False)
+    with progress_on(sys.stderr, width=_width(), quiet=quiet) as tell:
+        try:
+            told = run(tell)
+        except UsageError:
+            raise
+        except GpuwardenError as error:
+            _complain(error)
+            return EXIT_BLIND
     _write(told.text)
     sys.stderr.write(told.complaint)
     return told.code

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from gpuwarden import __version__
 from gpuwarden.code.baseline.difference import difference
@@ -20,9 +18,16 @@ from gpuwarden.code.module import Problem
 from gpuwarden.code.report import CodeReport
 from gpuwarden.codescan import baseline_text as text
 from gpuwarden.codescan.baseline_build import Built, entries_of
-from gpuwarden.codescan.known_code import KEY_DIRECTORY, described, open_named, trust
+from gpuwarden.codescan.command import Tell, Told
+from gpuwarden.codescan.known_code import (
+    KEY_DIRECTORY,
+    described,
+    open_named,
+    trust,
+    warnings_of,
+)
 from gpuwarden.codescan.origins import Label
-from gpuwarden.codescan.scan import Options, Progress, scan_code
+from gpuwarden.codescan.scan import Options, scan_code
 from gpuwarden.codescan.targets import Targets
 from gpuwarden.errors import Denied, GpuwardenError, UsageError
 from gpuwarden.outputs.words import json_text
@@ -34,16 +39,6 @@ CLEAR, DIFFERENT, UNREAD = 0, 1, 2
 PROBLEMS_SHOWN = 20
 TOOL = f"gpuwarden {__version__}"
 SECRET_LIMIT_BYTES = 16 << 10
-
-Tell = Callable[[Progress], None]
-
-
-class Told(Struct, frozen=True):
-    """What a command has to say, what it warns of beside that, and its exit code."""
-
-    text: str
-    code: int = CLEAR
-    complaint: str = ""
 
 
 def moment_of_building() -> int:
@@ -215,11 +210,6 @@ def keygen(arguments: argparse.Namespace, tell: Tell) -> Told:
 
 def _opened(arguments: argparse.Namespace, paths: Sequence[str]) -> list[Baseline]:
     return open_named(paths, trust(arguments.key, allow_unsigned=arguments.allow_unsigned))
-
-
-def warnings_of(baselines: Sequence[Baseline]) -> str:
-    """Which baselines are used although nobody who is trusted signed them."""
-    return text.text_of([f"note: {described(one)}" for one in baselines if not one.signer.holds])
 
 
 def run(arguments: argparse.Namespace, tell: Tell) -> Told:

@@ -138,6 +138,7 @@ def candidates_text(candidates: Sequence[Candidate], *, accept_flagged: bool) ->
     lines = [
         f"{counts['take']} learnt, {counts['known']} known already, "
         f"{counts['refuse']} refused, {counts['flag']} flagged"
+        + (f", {counts['leave']} left to baselines of their files" if counts["leave"] else "")
     ]
     told = [candidate for candidate in candidates if candidate.decision in ("refuse", "flag")]
     told.sort(key=lambda candidate: candidate.decision != "refuse")

@@ -13,12 +13,15 @@ from gpuwarden.code.module import Module
 from gpuwarden.code.report import CodeReport, Standing
 from gpuwarden.code.standing import assessor
 from gpuwarden.codescan.flags import check_targets
-from gpuwarden.codescan.known_code import baselines_of, described
+from gpuwarden.codescan.known_code import baselines_of, described, warnings_of
+from gpuwarden.codescan.processes import Processes
 from gpuwarden.codescan.scan import Options, Progress, scan_code
-from gpuwarden.codescan.targets import Target, Targets
+from gpuwarden.codescan.targets import Targets
 from gpuwarden.codescan.tasks import Assess, Buffer
+from gpuwarden.host import Host
 from gpuwarden.outputs.code_table import Wanted, render
 from gpuwarden.outputs.words import json_text
+from gpuwarden.policy import Policy
 
 CLEAR, FINDING, UNREAD = 0, 1, 2
 
@@ -26,15 +29,22 @@ Tell = Callable[[Progress], None]
 
 
 class Told(Struct, frozen=True):
-    """What the command has to say, and its exit code."""
+    """What a command has to say, its exit code, and what it warns of beside that."""
 
     text: str
-    code: int
+    code: int = CLEAR
+    complaint: str = ""
 
 
-def run(arguments: argparse.Namespace, tell: Tell, *, width: int, colour: bool) -> Told:
+def run(
+    arguments: argparse.Namespace, policy: Policy, tell: Tell, *, width: int, colour: bool
+) -> Told:
     """The command that the command line names. Errors: GpuwardenError."""
-    return {"scan": scan}[arguments.action](arguments, tell, width=width, colour=colour)
+    if arguments.action == "verify":
+        from gpuwarden.codescan.verify_command import verify
+
+        return verify(arguments, policy, tell, width=width, colour=colour)
+    return scan(arguments, tell, width=width, colour=colour)
 
 
 def scan(arguments: argparse.Namespace, tell: Tell, *, width: int, colour: bool) -> Told:
@@ -50,26 +60,32 @@ def scan(arguments: argparse.Namespace, tell: Tell, *, width: int, colour: bool)
         judged=not arguments.no_judge,
         baselines=tuple(map(described, baselines)),
     )
-    targets = Targets(options.workers)
-    report = scan_code(
-        _asked(targets, arguments),
-        targets.numbers,
-        _without_judgement(assess) if arguments.no_judge else assess,
-        options,
-        tell,
-    )
+    judged = _without_judgement(assess) if arguments.no_judge else assess
+    report = look(arguments, judged, options, tell)
     code = exit_code(report, all_layers=arguments.all_layers)
+    complaint = warnings_of(baselines)
     if arguments.format == "json":
-        return Told(json_text(report), code)
+        return Told(json_text(report), code, complaint)
     wanted = Wanted(
         every_module=arguments.list, kernels=arguments.kernels, all_layers=arguments.all_layers
     )
-    return Told(render(report, width=width, colour=colour, exit_code=code, wanted=wanted), code)
+    text = render(report, width=width, colour=colour, exit_code=code, wanted=wanted)
+    return Told(text, code, complaint)
 
 
-def _asked(targets: Targets, arguments: argparse.Namespace) -> list[Target]:
-    """All that was asked for, looked up before anything is read. Errors: UsageError."""
-    return [targets.target(name) for name in arguments.target]
+def look(
+    arguments: argparse.Namespace, assess: Assess | None, options: Options, tell: Tell
+) -> CodeReport:
+    """What is in the targets and processes that the command line names.
+
+    All are looked up before anything is read. Errors: UsageError, Unavailable.
+    """
+    targets = Targets(options.workers)
+    processes = Processes(Host(), targets.numbers, shares=options.workers)
+    asked = [targets.target(name) for name in arguments.target]
+    asked += [processes.target(pid) for pid in arguments.pid]
+    report = scan_code(asked, targets.numbers, assess, options, tell)
+    return processes.finished(report)
 
 
 def exit_code(report: CodeReport, *, all_layers: bool = False) -> int:

@@ -22,9 +22,28 @@ def add_flags(code: argparse.ArgumentParser) -> None:
     scan.add_argument(
         "--no-judge", action="store_true", help="do not say what unknown modules compute"
     )
+    listing_flags(scan)
     output_flags(scan)
-    scan.add_argument("--list", action="store_true", help="tell of every module, known or not")
-    scan.add_argument(
+    verify = actions.add_parser(
+        "verify",
+        help="where every module stands: known, rebuilt, the driver's, allowed JIT code, unknown",
+        epilog="exit codes: 0 all known; 1 a module that is not known, or is hash-like; 2 "
+        "something could not be read; 64 usage",
+    )
+    target_flags(verify)
+    baseline_flags(verify)
+    verify.add_argument(
+        "--profile", metavar="NAME", help="the baselines and JIT classes of this profile"
+    )
+    verify.add_argument("--policy", metavar="FILE", help="the policy file that has the profile")
+    listing_flags(verify)
+    output_flags(verify)
+
+
+def listing_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds how much of each module is told."""
+    parser.add_argument("--list", action="store_true", help="tell of every module, known or not")
+    parser.add_argument(
         "--kernels", action="store_true", help="and of each one's kernels, with what they use"
     )
 

@@ -14,6 +14,7 @@ from gpuwarden.code.baseline.signing import PEM_LIMIT_BYTES, read_public
 from gpuwarden.code.baseline.starter import open_starter
 from gpuwarden.code.standing import JitRule
 from gpuwarden.errors import Denied, GpuwardenError, UsageError
+from gpuwarden.outputs.words import escape
 from gpuwarden.policy import JIT_CLASSES, STARTER, PolicyProfile
 
 KEY_DIRECTORY = "/etc/gpuwarden/keys"
@@ -126,3 +127,8 @@ def described(baseline: Baseline) -> str:
         "wrong signature": "ITS SIGNATURE DOES NOT FIT IT",
     }[signer.trust]
     return f"{name}: {head.digests} digests, {sealed}"
+
+
+def warnings_of(baselines: Sequence[Baseline]) -> str:
+    """Lines about baselines that are used although nobody who is trusted signed them."""
+    return "".join(f"note: {escape(described(one))}\n" for one in baselines if not one.signer.holds)

@@ -18,21 +18,18 @@ from gpuwarden.codescan.baseline_commands import (
     DIFFERENT,
     TOOL,
     UNREAD,
-    Tell,
-    Told,
     moment_of_building,
     private_key,
     problem_lines,
-    warnings_of,
     write,
     written_line,
 )
 from gpuwarden.codescan.baseline_text import candidates_text, text_of
-from gpuwarden.codescan.known_code import baselines_of, described
-from gpuwarden.codescan.learning import Candidate, consider, objections
+from gpuwarden.codescan.command import Tell, Told, look
+from gpuwarden.codescan.known_code import baselines_of, described, warnings_of
+from gpuwarden.codescan.learning import Candidate, considered, objections
 from gpuwarden.codescan.origins import Label
-from gpuwarden.codescan.scan import Options, scan_code
-from gpuwarden.codescan.targets import Targets
+from gpuwarden.codescan.scan import Options
 from gpuwarden.finding import Report
 from gpuwarden.host import Host
 
@@ -55,12 +52,8 @@ def learn(arguments: argparse.Namespace, tell: Tell) -> Told:
     if refused:
         return Told(text_of(refused), DIFFERENT)
     options = Options(judged=True, baselines=tuple(described(one) for one in known))
-    targets = Targets(options.workers)
-    chosen = [targets.target(name) for name in arguments.target]
-    report = scan_code(chosen, targets.numbers, assessor(Baselines(known)), options, tell)
-    candidates = [
-        consider(found, accept_flagged=arguments.accept_flagged) for found in report.modules
-    ]
+    report = look(arguments, assessor(Baselines(known)), options, tell)
+    candidates = considered(report, accept_flagged=arguments.accept_flagged)
     text = candidates_text(candidates, accept_flagged=arguments.accept_flagged)
     text += text_of(problem_lines(report.problems))
     if not arguments.dry_run:

@@ -7,11 +7,11 @@ from typing import Literal
 
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Record
-from gpuwarden.code.report import FoundModule
+from gpuwarden.code.report import CodeReport, FoundModule
 from gpuwarden.expectation import REFUSED_VERDICTS
 from gpuwarden.finding import Report, severity_rank
 
-Decision = Literal["take", "flag", "refuse", "known"]
+Decision = Literal["take", "flag", "refuse", "known", "leave"]
 
 TAKEN = frozenset({"not hash-like", "not enough code"})
 FLAGGED = frozenset({"architecture too old", "architecture unknown"})
@@ -42,6 +42,43 @@ def consider(found: FoundModule, *, accept_flagged: bool = False) -> Candidate:
     if judgement.answer in FLAGGED:
         return Candidate(found=found, decision="take" if accept_flagged else "flag", why=why)
     return Candidate(found=found, decision="refuse", why=why)
+
+
+def considered(report: CodeReport, *, accept_flagged: bool = False) -> list[Candidate]:
+    """Every module of a report. Of a process that holds hash-like code nothing is learnt, and what
+    is in its mapped files is no JIT code: a baseline of the files is for that.
+    """
+    candidates = [consider(found, accept_flagged=accept_flagged) for found in report.modules]
+    processes = {target.name for target in report.targets if target.what == "process"}
+    tainted = {
+        sighting.place.target
+        for candidate in candidates
+        if candidate.decision != "known" and is_hash_like(candidate.found)
+        for sighting in candidate.found.sightings
+    } & processes
+    return [_in_processes(candidate, processes, tainted) for candidate in candidates]
+
+
+def is_hash_like(found: FoundModule) -> bool:
+    """Whether a module was judged and computes as hash functions do."""
+    return found.judgement is not None and found.judgement.answer == "hash-like"
+
+
+def _in_processes(candidate: Candidate, processes: set[str], tainted: set[str]) -> Candidate:
+    sightings = candidate.found.sightings
+    if candidate.decision not in ("take", "flag"):
+        return candidate
+    held_by = sorted({sighting.place.target for sighting in sightings} & tainted)
+    if held_by:
+        why = f"{held_by[0]} holds hash-like code: nothing of it is learnt"
+        return Candidate(found=candidate.found, decision="refuse", why=why)
+    if all(s.place.target in processes and not s.in_no_mapped_file for s in sightings):
+        return Candidate(
+            found=candidate.found,
+            decision="leave",
+            why="it is in a mapped file: gpuwarden baseline build makes a baseline of that",
+        )
+    return candidate
 
 
 def objections(report: Report, pid: int) -> Iterator[str]:

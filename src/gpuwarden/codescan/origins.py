@@ -52,7 +52,12 @@ class Origins:
                 container_digest=target.digest,
             )
         if target.what == "process":
-            return self._labelled(package=target.name, file=place.mapping)
+            process = target.process
+            return self._labelled(
+                package=(process.exe or process.comm if process else "") or target.name,
+                file=place.mapping or "!".join(place.members) or "memory",
+                container=process.container if process else "",
+            )
         path = target.name
         members = place.members
         if target.what == "folder" and members:
