@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.code import fatbin
 from gpuwarden.codescan import memory_windows
+from gpuwarden.codescan.memory_parts import parts
 from gpuwarden.codescan.memory_windows import Memory
 from gpuwarden.codescan.tasks import Span
 
@@ -31,6 +32,7 @@ def small_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_windows, "WINDOW_BYTES", WINDOW)
         patch.setattr(memory_windows, "LIMIT_BYTES", LIMIT)
+        patch.setattr(memory_windows, "TEXT_BEYOND_BYTES", PAGE)
         yield
 
 
@@ -108,6 +110,53 @@ def test_a_module_that_fits_is_in_one_window(opened: Open, start: int, size: int
     space[start : start + size] = stored
     windows = read(opened(bytes(space)), spans_of([(2, len(space) // PAGE - 2)]))
     assert sum(stored in data for _, data in windows) == 1
+
+
+@given(layout=_layouts, size=st.integers(1, 80))
+def test_parts_are_all_of_it_and_none_twice(layout: Spans, size: int) -> None:
+    pages, at = [], 0
+    for gap, count in layout:
+        pages.append((at + gap * 16, count * 16))
+        at += (gap + count) * 16
+    spans = spans_of(pages)
+    begin, own = 0, set[int]()
+    found = list(parts(spans, size * 16 * PAGE, LIMIT))
+    for part in found:
+        assert part.stop > begin
+        mine = {
+            page
+            for span in part.spans
+            for page in range(span.start // PAGE, (span.start + span.size) // PAGE)
+        }
+        assert all(page * PAGE >= begin for page in mine)
+        here = {page for page in mine if page * PAGE < part.stop}
+        assert part.bytes == len(here) * PAGE
+        # What a module that begins before the stop may reach is in sight.
+        reach = range(part.stop // PAGE, (part.stop + LIMIT) // PAGE)
+        assert {p for f, n in pages for p in range(f, f + n) if p in reach} <= mine
+        own |= here
+        begin = part.stop
+    assert own == {page for first, count in pages for page in range(first, first + count)}
+    assert sum(part.bytes for part in found) == len(own) * PAGE
+    assert all(part.bytes < 3 * size * 16 * PAGE for part in found)
+
+
+@pytest.mark.parametrize("start", [40 * PAGE, 63 * PAGE + 5, 64 * PAGE - 8, 64 * PAGE - 4])
+@pytest.mark.parametrize("size", [PAGE, 3 * WINDOW])
+def test_a_module_that_crosses_from_part_to_part_is_in_one_window(
+    opened: Open, start: int, size: int
+) -> None:
+    stored = module(size)
+    space = bytearray(256 * PAGE)
+    space[start : start + size] = stored
+    descriptor = opened(bytes(space))
+    windows = [
+        bytes(window.data)
+        for part in parts([Span(start=0, size=len(space))], 64 * PAGE, LIMIT)
+        for window in Memory(descriptor, part.spans, part.stop).windows()
+    ]
+    assert any(stored in data for data in windows)
+    assert sum(map(len, windows)) < 2 * len(space), "little is read twice"
 
 
 def test_untouched_pages_inside_a_module_are_its_zeros(opened: Open) -> None:

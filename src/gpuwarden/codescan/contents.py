@@ -106,10 +106,9 @@ class Examiner:
     def memory(self, task: MemoryTask, descriptor: int) -> None:
         """Answers for a process's memory."""
         self._what = "process"
-        memory = Memory(descriptor, task.spans)
+        memory = Memory(descriptor, task.spans, task.stop, self._board.count)
         with self._trouble_of(task.place):
             self._found(memory_modules(memory, task, self._bounds))
-        self._board.count(memory.read_bytes)
         self._done(task.number)
 
     def _layout_document(self, task: FileTask, stream: Buffered) -> Buffered:

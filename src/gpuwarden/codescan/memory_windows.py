@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -18,6 +18,7 @@ from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Place, Problem
 from gpuwarden.code.sweep import sweep
+from gpuwarden.codescan.memory_map import ADDRESS_LIMIT
 from gpuwarden.codescan.tasks import MemoryTask, Span
 from gpuwarden.codescan.windows import crossing, cut_at
 
@@ -26,6 +27,8 @@ LIMIT_BYTES = 320 << 20
 """A module that is larger is cut, and then said to be."""
 GAP_JOINED_BYTES = 64 << 10
 """Spans as near as this are read as one: what lies between reads as zeros."""
+TEXT_BEYOND_BYTES = 1 << 20
+"""PTX says nothing of its length: of a longer one that crosses ``stop`` the rest is lost."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -39,9 +42,18 @@ class MemoryWindow(Struct, frozen=True):
 class Memory:
     """Spans of one descriptor, by address, read as if all between them were zeros."""
 
-    def __init__(self, descriptor: int, spans: Sequence[Span]) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        spans: Sequence[Span],
+        stop: int | None = None,
+        told: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """No window begins at ``stop`` or after; ``told`` is called with the size of each."""
         self._descriptor = descriptor
         self._spans = spans
+        self._stop = stop
+        self._told = told
         self._starts = [span.start for span in spans]
         self._buffer = bytearray()
         self.read_bytes = 0
@@ -61,9 +73,11 @@ class Memory:
         at, size = 0, WINDOW_BYTES
         while (start := self._next(at)) is not None and not self.has_ended:
             at = start
+            if self._stop is not None and at >= self._stop:
+                return
             joined = self._joined_end(at, size)
             # Beyond the spans that hang together only for what says that it is longer.
-            end = at + size if size > WINDOW_BYTES else min(joined, at + size)
+            end = at + size if size > WINDOW_BYTES else min(joined, at + size, self._last)
             data = self._filled(at, end)
             cut = len(data)
             if end < joined or any(True for _ in crossing(data, LIMIT_BYTES)):
@@ -73,8 +87,15 @@ class Memory:
                     size = min(2 * size, LIMIT_BYTES)
                     continue
             size = WINDOW_BYTES
-            yield MemoryWindow(at, data[: cut or len(data)])
-            at += cut or len(data)
+            cut = cut or len(data)
+            self._told(cut)
+            yield MemoryWindow(at, data[:cut])
+            at += cut
+
+    @property
+    def _last(self) -> int:
+        """Where an ordinary window ends: past ``stop`` for text that begins before it."""
+        return ADDRESS_LIMIT if self._stop is None else self._stop + TEXT_BEYOND_BYTES
 
     def _next(self, address: int) -> int | None:
         """The address itself if it is in a span, else where the next one begins."""

@@ -15,24 +15,17 @@ from msgspec.structs import replace
 from gpuwarden.code.module import Place, Problem
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess, Sighting
 from gpuwarden.codescan.driver_code import DriverCode
-from gpuwarden.codescan.memory_windows import GAP_JOINED_BYTES
+from gpuwarden.codescan.memory_parts import Part, parts
 from gpuwarden.codescan.process_memory import Inode, MappedFile, ProcessMemory, extents
 from gpuwarden.codescan.resident import Presence
 from gpuwarden.codescan.targets import SHARED_FROM_BYTES, Target, closing
-from gpuwarden.codescan.tasks import FileTask, MemoryTask, Span
+from gpuwarden.codescan.tasks import FileTask, MemoryTask
 from gpuwarden.codescan.worker import Job
 from gpuwarden.errors import GpuwardenError, UsageError
 from gpuwarden.host import Host
 from gpuwarden.sensors.cgroup import containers_in, place
 from gpuwarden.sensors.process.formats import parse_cgroup_lines
 from gpuwarden.sensors.process.users import UserNames, read_names
-
-PART_BYTES = 128 << 20
-"""Memory that one child is given to read at a time, where there is a gap to part it at."""
-PART_LIMIT_BYTES = 1 << 30
-OVERLAP_BYTES = 64 << 20
-"""Without a gap, parts overlap so far: a larger module across the cut is told as a cut one."""
-PART_SPANS = 100_000
 
 MEMORY, FILE, PROCESS = "its memory", "mapped file", "process"
 COVERAGE = frozenset({MEMORY, FILE, PROCESS, "contents", "the child that read it"})
@@ -135,8 +128,10 @@ class Processes:
     def _object(self, found: MappedFile, here: Place) -> Iterator[Job]:
         """Memory that is a file by name only: by its offsets, since no address is its one."""
         for part in parts(extents(found)):
-            task = MemoryTask(number=next(self._numbers), place=here, spans=tuple(part))
-            yield _job(task, found.descriptor)
+            yield _job(self._part(here, part), found.descriptor)
+
+    def _part(self, here: Place, part: Part) -> MemoryTask:
+        return MemoryTask(number=next(self._numbers), place=here, spans=part.spans, stop=part.stop)
 
     def _memory(
         self, process: ProcessMemory, here: Place, told: list[ScannedProcess]
@@ -163,9 +158,8 @@ class Processes:
                 yield Problem(place=here, what=MEMORY, reason=reason)
                 told[0] = replace(told[0], memory_bytes=present.bytes - left)
                 return
-            left -= min(left, sum(span.size for span in part))
-            task = MemoryTask(number=next(self._numbers), place=here, spans=tuple(part))
-            yield _job(task, process.memory)
+            left -= part.bytes
+            yield _job(self._part(here, part), process.memory)
 
     def _identity(self, process: ProcessMemory) -> ScannedProcess:
         if self._names is None:
@@ -249,33 +243,6 @@ def told_of(problem: Problem) -> str:
     """A problem in one line, without the target that it is of."""
     where = "/".join(problem.place.members)
     return f"{where + ': ' if where else ''}{problem.what}: {problem.reason}"
-
-
-def parts(spans: Iterable[Span]) -> Iterator[list[Span]]:
-    """Spans in parts of about PART_BYTES, each for one child, cut at gaps if there are any."""
-    part: list[Span] = []
-    size = 0
-    for span in spans:
-        if part and (
-            len(part) >= PART_SPANS
-            or (
-                size + span.size > PART_BYTES
-                and span.start - (part[-1].start + part[-1].size) > GAP_JOINED_BYTES
-            )
-        ):
-            yield part
-            part, size = [], 0
-        rest = span
-        while size + rest.size > PART_LIMIT_BYTES:
-            cut = PART_LIMIT_BYTES - size
-            yield [*part, replace(rest, size=cut)]
-            overlap = min(OVERLAP_BYTES, cut)
-            rest = replace(rest, start=rest.start + cut - overlap, size=rest.size - cut + overlap)
-            part, size = [], 0
-        part.append(rest)
-        size += rest.size
-    if part:
-        yield part
 
 
 def _job(task: FileTask | MemoryTask, descriptor: int) -> Job:

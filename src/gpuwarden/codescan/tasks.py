@@ -75,11 +75,15 @@ class Span(Record, frozen=True, kw_only=True):
 
 
 class MemoryTask(Record, frozen=True, kw_only=True, tag="memory"):
-    """Memory behind an open ``/proc/PID/mem``: spans in order of address, adjacent ones joined."""
+    """Memory behind an open ``/proc/PID/mem``: spans in order of address, adjacent ones joined.
+
+    What begins at ``stop`` or after is another task's.
+    """
 
     number: int
     place: Place
     spans: tuple[Span, ...]
+    stop: int | None = None
 
 
 Task = FileTask | DocumentsTask | MemoryTask
