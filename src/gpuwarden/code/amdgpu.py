@@ -96,6 +96,14 @@ def bundle_of(blob: memoryview, head: Compressed, bounds: Bounds = DEFAULT) -> m
     return memoryview(decompress(head.codec, stream, head.bundle_bytes, bounds))
 
 
+def is_bundle(data: memoryview, start: int) -> bool:
+    """Whether a number of entries follows the magic: programs that read bundles hold it alone."""
+    if start + BUNDLE_COUNT.size > len(data):
+        return False
+    count: int = BUNDLE_COUNT.unpack_from(data, start)[0]
+    return count <= BUNDLE_ENTRIES
+
+
 def entries(data: memoryview, start: int = 0) -> Iterator[BundleEntry]:
     """The code objects of the bundle at ``start`` that are not empty. Errors: Malformed."""
     if start + BUNDLE_COUNT.size > len(data):

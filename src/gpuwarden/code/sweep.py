@@ -173,6 +173,8 @@ class _Sweep:
         return end
 
     def _bundle(self, at: int) -> Steps:
+        if not amdgpu.is_bundle(self.data, at):
+            return None
         resume = at + len(amdgpu.BUNDLE_MAGIC)
         try:
             for entry in amdgpu.entries(self.data, at):
