@@ -23,6 +23,7 @@ _MAGIC = b"\x50\xed\x55\xba\x01\x00\x10\x00"
 _ENTRY = struct.Struct("<HHIQ")
 _KINDS = {1: "ptx", 2: "cubin", 8: "lto-ir", 0x80: "tile-ir"}
 _CONCATENATED = 0x100
+_ELF, _EM_CUDA = b"\x7fELF\x02\x01\x01", b"\xbe\x00"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def extracted(file: Path, tool: Path = CUOBJDUMP, scratch: Path | None = None) -
                 errors="replace",
                 check=False,
             )
-            told = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            told = [line.replace(str(file.absolute()), file.name) for line in said]
             if done.returncode and not any(word in done.stderr for word in _NOTHING_THERE):
                 failures.append(told[-1] if told else f"it ended with {done.returncode}")
             found[ending] = Counter(
@@ -64,12 +66,14 @@ def extracted(file: Path, tool: Path = CUOBJDUMP, scratch: Path | None = None) -
 
 
 def plain_count(data: bytes) -> Counter[str]:
-    """Kinds of all entries of all fatbins anywhere in ``data``, by the magic of each."""
+    """Kinds of the entries of all fatbins anywhere in ``data``, and bare cubins between them."""
     kinds: Counter[str] = Counter()
+    spans = [(len(data), len(data))]
     at = data.find(_MAGIC)
     while at >= 0:
         (size,) = struct.unpack_from("<Q", data, at + 8)
         entry, end = at + 16, at + 16 + size
+        spans.append((at, end))
         while entry + 64 <= min(end, len(data)):
             kind, _, header_bytes, padded_bytes = _ENTRY.unpack_from(data, entry)
             if kind == _CONCATENATED:
@@ -78,7 +82,19 @@ def plain_count(data: bytes) -> Counter[str]:
                 kinds[_KINDS.get(kind, "unknown")] += 1
             entry += header_bytes + padded_bytes
         at = data.find(_MAGIC, at + 8)
-    return kinds
+    done = 0
+    for start, end in sorted(spans):
+        kinds["cubin"] += _bare_cubins(data, done, start)
+        done = max(done, end)
+    return +kinds
+
+
+def _bare_cubins(data: bytes, start: int, end: int) -> int:
+    count, at = 0, data.find(_ELF, start, end)
+    while at >= 0:
+        count += data[at + 18 : at + 20] == _EM_CUDA
+        at = data.find(_ELF, at + 1, end)
+    return count
 
 
 def _concatenated(header: bytes) -> list[str]:

@@ -1,0 +1,1 @@
+"""Comparisons on public libraries, which take gigabytes and minutes: ``make test-corpus``."""
