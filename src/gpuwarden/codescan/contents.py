@@ -84,7 +84,7 @@ class Examiner:
         """Answers for a file or a stream."""
         self._share = Share(task.share, task.shares)
         place = task.place
-        with self._trouble_of(place):
+        with self._trouble_of(place, is_task=True):
             stream = Buffered(DescriptorStream(descriptor, task.size, self._board.count))
             head = stream.peek(HEAD_BYTES)
             layout = images.ArchiveNotes() if task.in_layout else None
@@ -107,7 +107,7 @@ class Examiner:
         """Answers for a process's memory."""
         self._what = "process"
         memory = Memory(descriptor, task.spans, task.stop, self._board.count)
-        with self._trouble_of(task.place):
+        with self._trouble_of(task.place, is_task=True):
             self._found(memory_modules(memory, task, self._bounds))
         self._done(task.number)
 
@@ -145,12 +145,12 @@ class Examiner:
                 self._send(Trouble(problem=problem))
 
     @contextmanager
-    def _trouble_of(self, place: Place) -> Iterator[None]:
+    def _trouble_of(self, place: Place, *, is_task: bool = False) -> Iterator[None]:
         """Whatever cannot be read within is a problem of this place, and what follows goes on."""
         try:
             yield
         except Exhausted as error:
-            if place.members:
+            if not is_task:
                 raise
             self.trouble(place, "contents", str(error))
         except Malformed as error:
@@ -310,7 +310,7 @@ class Examiner:
         if images.INDEX not in documents and images.DOCKER_MANIFEST not in documents:
             return
         told = False
-        with self._trouble_of(place):
+        with self._trouble_of(place, is_task=True):
             for image in images.manifests(documents, links, place.members):
                 told = True
                 if self._share.is_first:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from typing import IO, Protocol, cast
 
-import lz4.frame
+import lz4.frame  # type: ignore[import-untyped]
 import zstandard
 
 from gpuwarden.errors import Malformed

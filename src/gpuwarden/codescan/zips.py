@@ -56,6 +56,7 @@ class ZipArchive:
         self._size = len(view)
         self._budget = budget
         self._given = 0
+        self._is_over = False
         try:
             self._file = zipfile.ZipFile(_ViewFile(view))
             self._members = self._file.infolist()
@@ -80,6 +81,8 @@ class ZipArchive:
     def members(self) -> Iterator[ZipMember]:
         """Its files; each is to be read before the next is asked for."""
         for member in self._members:
+            if self._is_over:
+                return
             if member.is_dir() or member.file_size == 0:
                 continue
             refusal = "encrypted" if member.flag_bits & ENCRYPTED else ""
@@ -94,8 +97,10 @@ class ZipArchive:
         """Counts unpacked bytes. Errors: Malformed when they are too many."""
         self._budget.take(size)
         self._given += size
-        if self._given > max(RATIO_FROM_BYTES, RATIO_LIMIT * self._size):
-            raise Malformed(f"zip: unpacks to more than {RATIO_LIMIT} times its size")
+        self._is_over = self._given > max(RATIO_FROM_BYTES, RATIO_LIMIT * self._size)
+        if self._is_over:
+            reason = f"zip: unpacks to more than {RATIO_LIMIT} times its size"
+            raise Malformed(f"{reason}; what follows in it was not read")
 
 
 class _Contents:
