@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from typing import Any
 
 import lz4.block  # type: ignore[import-untyped]
 import lz4.frame  # type: ignore[import-untyped]
@@ -55,13 +56,21 @@ def _decompressed(codec: Codec, data: Bytes, size: int) -> bytes:
         if codec == "lz4":
             return bytes(lz4.block.decompress(data, uncompressed_size=size))
         if codec == "lz4-frame":
-            return bytes(lz4.frame.LZ4FrameDecompressor().decompress(data, max_length=size))
-        return zlib.decompressobj().decompress(data, size)
+            return _to_its_end(lz4.frame.LZ4FrameDecompressor(), data, size)
+        return _to_its_end(zlib.decompressobj(), data, size)
     except (zlib.error, zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
         raise Malformed(f"{codec}: {error}") from error
     except (RuntimeError, ValueError, EOFError, MemoryError, OverflowError) as error:
         # lz4.frame raises RuntimeError; sizes that no allocation has are the other four.
         raise Malformed(f"{codec}: {error}") from error
+
+
+def _to_its_end(reader: Any, data: Bytes, size: int) -> bytes:
+    # One byte more than is claimed: a stream that has it ends later. 0 would be no limit.
+    image: bytes = reader.decompress(data, max_length=size + 1)
+    if not reader.eof:
+        raise Malformed("compressed stream: it does not end where its image does")
+    return image
 
 
 def zstd_frame_bytes(data: Bytes) -> int | None:
