@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.code.describe import describe
+from gpuwarden.code.extract import modules_in
 from gpuwarden.code.jit import JitClass, jit_class
-from gpuwarden.code.module import Kernel, Kind, Module, Place
+from gpuwarden.code.module import Kernel, Kind, Module, Place, Problem
 from gpuwarden.policy import JIT_CLASSES
 from tests.support import nvcc
 from tests.support.jit_compilers import nvjitlink, nvrtc
@@ -94,3 +96,21 @@ def test_any_damage_has_an_answer(at: int, put: bytes) -> None:
     image = bytearray((FIXTURES / "triton-sm_90.cubin").read_bytes())
     image[at : at + len(put)] = put
     assert _class("cubin", bytes(image)) in (*JIT_CLASSES, "")
+
+
+def test_nvrtc_of_a_source_has_the_code_digest_of_nvcc() -> None:
+    ahead, running = (
+        _described(image)
+        for image in (
+            nvcc.cubin("reduction").read_bytes(),
+            nvrtc(SOURCE, "CUBIN", "-arch=sm_80", name="reduction.cu"),
+        )
+    )
+    assert ahead.digest != running.digest
+    assert ahead.code_digest == running.code_digest
+
+
+def _described(image: bytes) -> Module:
+    (located,) = modules_in(image, Place(target="sample"))
+    assert not isinstance(located, Problem)
+    return describe(located, located.image())
