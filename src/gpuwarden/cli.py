@@ -91,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser("snapshot", help="record this node to a file")
     snapshot.add_argument("file", metavar="FILE")
     _host_flags(snapshot)
+    _policy_flag(snapshot)
 
     expect = commands.add_parser("expect", help="print the expected set, or draft a policy")
     _recording_argument(expect)
@@ -153,8 +154,8 @@ def _load_policy(path: str | None) -> tuple[Policy, str | None]:
     return parse_policy(data, wanted, RULE_IDS), wanted
 
 
-def _snapshot(arguments: argparse.Namespace) -> Snapshot:
-    """A recorded node if one was named, else this one."""
+def _snapshot(arguments: argparse.Namespace, policy: Policy | None = None) -> Snapshot:
+    """A recorded node if one was named, else this one with the GPU code that a policy asks for."""
     recording = getattr(arguments, "recording", None)
     if recording is not None:
         from gpuwarden.snapshot import open_recording
@@ -182,6 +183,10 @@ def _snapshot(arguments: argparse.Namespace) -> Snapshot:
                 f"there are: {', '.join(SENSOR_NAMES)}"
             )
     options = ScanOptions(sensors=chosen, nvml_library=arguments.nvml_library, deep=arguments.deep)
+    if policy is not None and policy.profiles and chosen is None:
+        from gpuwarden.codescan.live import LiveCode
+
+        options = options._replace(code=LiveCode(policy))
     return take_snapshot(Host(arguments.root), options, meanwhile=_load_judgement)
 
 
@@ -201,7 +206,7 @@ def _colour() -> bool:
 
 def _scan(arguments: argparse.Namespace) -> int:
     policy, policy_path = _load_policy(arguments.policy)
-    snapshot = _snapshot(arguments)
+    snapshot = _snapshot(arguments, policy)
     from gpuwarden.judge import exit_code, judge
 
     report = judge(snapshot, policy, policy_path)
@@ -221,7 +226,7 @@ def _record(arguments: argparse.Namespace) -> int:
     from gpuwarden.outputs.words import escape
     from gpuwarden.snapshot import write
 
-    snapshot = _snapshot(arguments)
+    snapshot = _snapshot(arguments, _load_policy(arguments.policy)[0])
     try:
         write(arguments.file, snapshot)
     except GpuwardenError as error:

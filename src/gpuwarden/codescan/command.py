@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuwarden.code.baseline.known import Baselines
 from gpuwarden.code.judgement import ModuleJudgement
-from gpuwarden.code.module import Module
+from gpuwarden.code.module import Module, Problem
 from gpuwarden.code.report import CodeReport, Standing
 from gpuwarden.code.standing import assessor
 from gpuwarden.codescan.flags import check_targets
@@ -81,11 +82,20 @@ def look(
     All are looked up before anything is read. Errors: UsageError, Unavailable.
     """
     targets = Targets(options.workers)
-    processes = Processes(Host(), targets.numbers, shares=options.workers)
+    host = Host()
+    processes = Processes(host, targets.numbers, shares=options.workers)
     asked = [targets.target(name) for name in arguments.target]
-    asked += [processes.target(pid) for pid in arguments.pid]
-    report = scan_code(asked, targets.numbers, assess, options, tell)
-    return processes.finished(report)
+    pids: list[int] = list(arguments.pid)
+    unseen: tuple[Problem, ...] = ()
+    if getattr(arguments, "all_gpu_processes", False):
+        # Imported here: most looks are at files.
+        from gpuwarden.codescan.gpu_processes import gpu_processes
+
+        found, unseen = gpu_processes(host, arguments.nvml_library)
+        pids += found
+    asked += [processes.target(pid) for pid in dict.fromkeys(pids)]
+    report = processes.finished(scan_code(asked, targets.numbers, assess, options, tell))
+    return replace(report, problems=(*unseen, *report.problems))
 
 
 def exit_code(report: CodeReport, *, all_layers: bool = False) -> int:

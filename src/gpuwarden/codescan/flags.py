@@ -69,6 +69,11 @@ def target_flags(parser: argparse.ArgumentParser) -> None:
         "--all-gpu-processes", action="store_true", help="every process that uses a GPU here"
     )
     parser.add_argument(
+        "--nvml-library",
+        metavar="PATH",
+        help="this libnvidia-ml.so.1 tells who uses a GPU, checked before it is opened",
+    )
+    parser.add_argument(
         "--all-layers",
         action="store_true",
         help="of images also files that a later layer replaces or deletes",

@@ -68,12 +68,10 @@ class CodeScan(Fact, frozen=True, kw_only=True):
     jit: int = 0
     unknown: int = 0
     file_count: int = 0
-    file_bytes: int = 0
-    """Of mapped files; those that an earlier process of the same look had mapped count as well."""
+    """Mapped files that were read."""
     memory_bytes: int = 0
     swapped_bytes: int = 0
     """In swap or in a device's memory: not read, so as not to bring it back."""
     device_mappings: int = 0
     limits: tuple[str, ...] = ()
     """What no look at memory can see, in words."""
-    seconds: float = 0.0
