@@ -30,6 +30,12 @@ SLACK_BYTES = 128 << 10
 _of_thread = threading.local()
 
 
+def most_bytes(codec: Codec, stored_bytes: int) -> int:
+    """What so many bytes can become at most."""
+    slack = 0 if codec == "none" else SLACK_BYTES
+    return stored_bytes * MOST_FROM_ONE_BYTE[codec] + slack
+
+
 def decompress(codec: Codec, data: Bytes, size: int, bounds: Bounds = DEFAULT) -> Bytes:
     """The ``size`` bytes that ``data`` holds; neither more nor fewer are accepted.
 
@@ -38,12 +44,9 @@ def decompress(codec: Codec, data: Bytes, size: int, bounds: Bounds = DEFAULT) -
     """
     if size > bounds.image_bytes:
         raise Malformed(f"{codec}: {size} bytes claimed, {bounds.image_bytes} are read")
-    if codec == "none":
-        image: Bytes = data[:size]
-    elif size > len(data) * MOST_FROM_ONE_BYTE[codec] + SLACK_BYTES:
+    if size > most_bytes(codec, len(data)):
         raise Malformed(f"{codec}: {len(data)} bytes cannot hold the {size} that are claimed")
-    else:
-        image = _decompressed(codec, data, size)
+    image = data[:size] if codec == "none" else _decompressed(codec, data, size)
     if len(image) != size:
         raise Malformed(f"{codec}: {len(image)} bytes where {size} are claimed")
     return image

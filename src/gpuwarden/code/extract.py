@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from gpuwarden.code import amdgpu, ar, elf, fatbin, ltoir, tile_ir
 from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.code.codecs import most_bytes
 from gpuwarden.code.located import Located, place_at, place_found
 from gpuwarden.code.module import Kind, Place, Problem
 from gpuwarden.code.sweep import sweep
@@ -38,7 +39,9 @@ def modules_in(
             yield Problem(place=place, what="bytes", reason=f"more than {bounds.modules} modules")
             return
         if isinstance(one, Located):
-            total += one.image_bytes
+            # What is claimed and will be refused costs nothing, and must not end the search.
+            if one.image_bytes <= min(bounds.image_bytes, most_bytes(one.codec, len(one.stored))):
+                total += one.image_bytes
             if total > bounds.total_bytes:
                 reason = f"images of more than {bounds.total_bytes} bytes together"
                 yield Problem(place=one.place, what="bytes", reason=reason)

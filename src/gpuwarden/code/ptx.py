@@ -22,16 +22,20 @@ _VERSION = pattern(rb"\.version\s+(\d{1,3}\.\d{1,3})(?=\s|/)")
 _TARGET = pattern(rb"\.target\s+(?:sm|compute)_(\d{1,4}[af]?)\b")
 # A comment without an end goes to the end, or many of them would be looked through again and again.
 _COMMENT_SOURCE = rb"//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(?:\*/|\Z)"
-_COMMENT = pattern(_COMMENT_SOURCE)
 _BLANK = pattern(rb"(?:\s+|" + _COMMENT_SOURCE + rb")*+")
 _NO_TEXT = pattern(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _ENTRY = pattern(rb"\.entry\s+([A-Za-z_$%][\w$]*)")
 _BUILT_WITH = pattern(rb"// *Cuda compilation tools, release [\d.]+, V([\d.]+)")
 _NVVM = pattern(rb"// *Based on (NVVM [\d.]+|LLVM [\d.]+\w*)")
+# What is in quotes stays: a comment's mark in it must not hide the code behind it.
+_COMMENT_OR_QUOTED = pattern(rb'("[^"\n]*+")|' + _COMMENT_SOURCE)
 _DEBUG_SECTION = pattern(rb"\.section\s++\.debug_\w++\s*+\{[^}]*+(?:\}\n?|\Z)")
-_DEBUG_LABEL_SOURCE = rb"\$L__(?:tmp|func_begin|func_end|info_string)\d++:[ \t]*+"
+# Only what is a whole line: code may stand behind these directives.
 _DEBUG_LINE = pattern(
-    rb"^[ \t]*+(?:\.(?:loc|file)\s[^\n]*+|" + _DEBUG_LABEL_SOURCE + rb")$\n?", re.MULTILINE
+    rb"^[ \t]*+(?:\.loc[ \t]+\d+[ \t]+\d+[ \t]+\d+"
+    rb"(?:, ?function_name [\w$]+, ?inlined_at \d+ \d+ \d+)?"
+    rb'|\.file[ \t]+\d+[ \t]+"[^"\n]*"(?:, ?\d+, ?\d+)?)[ \t\r]*+$\n?',
+    re.MULTILINE,
 )
 # Names of what is static hold a hash of the source's path.
 _OF_PATH = pattern(rb"(_INTERNAL_|_GLOBAL__N__|__nv_static_\d+__)[0-9a-f]{8}(?:_[0-9a-f]{8})?")
@@ -129,7 +133,7 @@ def toolkit(text: bytes) -> str:
 
 def code_digest(text: bytes) -> str:
     """SHA-256 over the text without comments, blanks, debug information, hashes of paths."""
-    text = _COMMENT.sub(b"", text)
+    text = _COMMENT_OR_QUOTED.sub(rb"\1", text)
     # The C library finds a word several times as fast as the expressions do.
     find, end = Haystack(memoryview(text)).find, len(text)
     if find(b".file", 0, end) >= 0 or find(b".debug_", 0, end) >= 0:
