@@ -5,7 +5,7 @@
  * memfd (shared, and the descriptor closed), shm (a POSIX shared memory object, unlinked), written
  * (a private mapping of the file whose first byte was written as it was), freed (malloc, and freed
  * at once), file (the file itself, mapped), sparse:BYTES (a reservation, one page of it used),
- * device:PATH (one page of that device mapped, shared).
+ * ring:BYTES (what is no file's: the ring of a packet socket, as a device's memory would be).
  *
  * Prints a line "WAY ADDRESS BYTES" each, then "ready", and for each line it reads how far it has
  * counted.
@@ -13,12 +13,14 @@
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
+#include <linux/if_packet.h>
 #include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -65,13 +67,22 @@ static void *hold(const char *way, const char *path, size_t *bytes)
 		at[*bytes / 2] = 1;
 		return at;
 	}
-	int descriptor = open(path, !strcmp(way, "device") ? O_RDWR : O_RDONLY);
+	if (!strcmp(way, "ring")) {
+		*bytes = whole(strtoull(path, NULL, 0));
+		int ring = socket(AF_PACKET, SOCK_RAW, 0);
+		struct tpacket_req wanted = {
+			.tp_block_size = (unsigned)page,
+			.tp_block_nr = (unsigned)(*bytes / page),
+			.tp_frame_size = (unsigned)page,
+			.tp_frame_nr = (unsigned)(*bytes / page),
+		};
+		if (setsockopt(ring, SOL_PACKET, PACKET_RX_RING, &wanted, sizeof wanted))
+			err(1, "a packet socket's ring");
+		return map(*bytes, MAP_SHARED, ring);
+	}
+	int descriptor = open(path, O_RDONLY);
 	if (descriptor < 0)
 		err(1, "%s", path);
-	if (!strcmp(way, "device")) {
-		*bytes = page;
-		return map(page, MAP_SHARED, descriptor);
-	}
 	struct stat status;
 	if (fstat(descriptor, &status))
 		err(1, "%s", path);

@@ -29,7 +29,7 @@ from gpuwarden.codescan.resident import Pages
 from gpuwarden.codescan.tasks import Span
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import Host
-from gpuwarden.sensors.process.stat_lines import living_thread, read_line
+from gpuwarden.sensors.process.stat_lines import is_kernel_thread, living_thread, read_line
 
 ZERO_DEVICE = (1, 5)
 """/dev/zero, whose private mappings are anonymous memory under another name."""
@@ -94,10 +94,12 @@ class ProcessMemory:
             self._directory = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
             self.start_time_ticks = line.start_time_ticks
             self.comm = line.comm
+            if is_kernel_thread(line) or (line.state == "Z" and thread is None):
+                raise Unavailable("it has no memory: a kernel thread, or it has ended")
             self.memory = self._open("mem", os.O_RDONLY, self._directory)
             self.regions = parse_maps(self.read("maps", MAPS_LIMIT_BYTES))
             if not self.regions:
-                raise Unavailable(f"pid {pid} has no memory: a kernel thread, or it has ended")
+                raise Unavailable("it has no memory: it has just ended")
             pagemap = self._open("pagemap", os.O_RDONLY, self._directory)
             self.pages = Pages(pagemap, self._open("smaps", os.O_RDONLY, self._directory))
             if read_line(host, pid).start_time_ticks != line.start_time_ticks:
