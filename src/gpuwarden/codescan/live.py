@@ -15,7 +15,7 @@ from gpuwarden.code.baseline.known import Baselines
 from gpuwarden.code.module import Problem
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess, Sighting
 from gpuwarden.code.standing import assessor
-from gpuwarden.codescan.known_code import jit_rules, open_profile, trust
+from gpuwarden.codescan.known_code import Trust, jit_rules, open_profile, trust
 from gpuwarden.codescan.processes import COVERAGE, Processes, target_name, told_of
 from gpuwarden.codescan.scan import Options, scan_code
 from gpuwarden.errors import GpuwardenError
@@ -48,9 +48,14 @@ class LiveCode:
         *,
         seconds: float = SECONDS,
         again_after_seconds: float = 0.0,
+        trusted: Trust | None = None,
     ) -> None:
-        """A process that was wholly seen is looked at again after ``again_after_seconds``."""
+        """A process that was wholly seen is looked at again after ``again_after_seconds``.
+
+        ``trusted`` is whose signatures on baselines hold, by default those of the keys installed.
+        """
         self._policy = policy
+        self._trusted = trusted
         self._seconds = seconds
         self._again_after_seconds = again_after_seconds
         self._seen: dict[_Key, tuple[float, tuple[Fact, ...]]] = {}
@@ -97,7 +102,7 @@ class LiveCode:
         options = Options(judged=True)
         processes = Processes(host, numbers, shares=options.workers, deadline=deadline)
         try:
-            baselines = open_profile(profile, trust())
+            baselines = open_profile(profile, self._trusted or trust())
             assess = assessor(Baselines(baselines), jit_rules(profile))
             targets = [
                 processes.target(process.pid) for process in asked if _is_there(host, process)
