@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,8 +30,10 @@ from gpuwarden.codescan.known_code import baselines_of, described, warnings_of
 from gpuwarden.codescan.learning import Candidate, considered, objections
 from gpuwarden.codescan.origins import Label
 from gpuwarden.codescan.scan import Options
+from gpuwarden.errors import Unavailable
 from gpuwarden.finding import Report
 from gpuwarden.host import Host
+from gpuwarden.sensors.process.stat_lines import read_line
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -48,11 +50,19 @@ def learn(arguments: argparse.Namespace, tell: Tell) -> Told:
     key = private_key(arguments.sign)
     when = moment_of_building()
     known = baselines_of(arguments)
-    refused = list(_refused(arguments.pid))
+    host = Host()
+    # A pid is a process only together with its start: what is judged and what is read are one.
+    started = {pid: read_line(host, pid).start_time_ticks for pid in arguments.pid}
+    judged = _scan(host) if started else None
+    refused = list(_refused(judged, started)) if judged is not None else []
     if refused:
         return Told(text_of(refused), DIFFERENT)
     options = Options(judged=True, baselines=tuple(described(one) for one in known))
     report = look(arguments, assessor(Baselines(known)), options, tell)
+    for target in report.targets:
+        process = target.process
+        if process is not None and process.start_time_ticks != started.get(process.pid):
+            raise Unavailable(f"{target.name} has ended, or is another process by now")
     candidates = considered(report, accept_flagged=arguments.accept_flagged)
     text = candidates_text(candidates, accept_flagged=arguments.accept_flagged)
     text += text_of(problem_lines(report.problems))
@@ -60,7 +70,7 @@ def learn(arguments: argparse.Namespace, tell: Tell) -> Told:
         text += _write(arguments, report, candidates, when, key)
     untaken = any(candidate.decision in ("refuse", "flag") for candidate in candidates)
     code = UNREAD if report.problems else DIFFERENT if untaken else CLEAR
-    return Told(text, code, warnings_of(known))
+    return Told(text, code, warnings_of(known) + (_unseen(judged) if judged is not None else ""))
 
 
 def _write(
@@ -85,20 +95,26 @@ def _write(
     return text_of([written_line(arguments.output, entries, key)])
 
 
-def _refused(pids: Sequence[int]) -> Iterator[str]:
-    """Why nothing of these processes may be learnt, judged by a scan of the node."""
-    if not pids:
-        return
-    report = _scan()
+def _refused(judged: Report, pids: Iterable[int]) -> Iterator[str]:
+    """Why nothing of these processes may be learnt."""
     for pid in pids:
-        for why in objections(report, pid):
+        for why in objections(judged, pid):
             yield f"pid {pid}: nothing of it is learnt: {why}"
 
 
-def _scan() -> Report:
+def _unseen(judged: Report) -> str:
+    """Lines about what the scan could not see, which is not the same as nothing to say."""
+    return text_of(
+        f"note: the scan could not evaluate {run.rule}: {run.reason}"
+        for run in judged.rules
+        if run.state != "ok"
+    )
+
+
+def _scan(host: Host) -> Report:
     # Imported here: learning from files needs no look at the node.
     from gpuwarden.judge import judge
     from gpuwarden.policy import Policy
     from gpuwarden.scan import ScanOptions, take_snapshot
 
-    return judge(take_snapshot(Host(), ScanOptions()), Policy(), None)
+    return judge(take_snapshot(host, ScanOptions()), Policy(), None)
