@@ -10,6 +10,7 @@ import bz2
 import lzma
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Callable
 from typing import IO, Protocol, cast
@@ -77,7 +78,8 @@ class DescriptorStream:
             if self._size is None:
                 data = os.read(self._descriptor, size)
             else:
-                data = os.pread(self._descriptor, size, self._at)
+                left = max(0, self._size - self._at)
+                data = os.pread(self._descriptor, min(size, left), self._at)
         except OSError as error:
             raise Malformed(f"reading failed: {error.strerror}") from error
         self._at += len(data)
@@ -233,6 +235,8 @@ FRAMES: dict[str, tuple[bytes, Callable[[], _Frame]]] = {
 }
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_NO_FRAME = "Unknown frame descriptor"
+ZSTD_SKIPPED_MAGIC = b"\x50\x2a\x4d\x18"
+FILLING_LIMIT_BYTES = 1 << 16
 # A frame to be skipped may come first: any low half byte, RFC 8878 section 3.1.2.
 ZSTD_SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
@@ -300,16 +304,22 @@ class Unpacked:
 
     def _zstd(self) -> Callable[[int], bytes]:
         whole = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_LIMIT_BYTES)
-        # The reader does not tell a frame that is cut short from its end. Four zeros behind all of
-        # it are no frame: they are complained of where one could begin, and nowhere else.
-        ended = False
+        # The reader does not tell a frame that is cut short from its end. So behind all of it comes
+        # a frame to be skipped, and then what is no frame: whoever complains before that had not
+        # come to an end. Its length is nobody's to know, who could cut a frame by as much.
+        filling = secrets.randbelow(FILLING_LIMIT_BYTES)
+        behind = [
+            ZSTD_SKIPPED_MAGIC + filling.to_bytes(4, "little") + b"\xff" * filling,
+            bytes(len(ZSTD_MAGIC)),
+        ]
+        told = 0
 
         def source(size: int) -> bytes:
-            nonlocal ended
+            nonlocal told
             data = self._source(size)
-            if not data and not ended:
-                ended = True
-                return bytes(len(ZSTD_MAGIC))
+            if not data and told < len(behind):
+                told += 1
+                return behind[told - 1]
             return data
 
         reader = whole.stream_reader(
@@ -320,7 +330,7 @@ class Unpacked:
             try:
                 data = reader.read1(size)
             except zstandard.ZstdError as error:
-                if ZSTD_NO_FRAME in str(error):
+                if ZSTD_NO_FRAME in str(error) and told != 1:
                     return b""
                 raise
             if not data:

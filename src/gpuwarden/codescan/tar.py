@@ -162,8 +162,7 @@ def _check_end(stream: Buffered) -> None:
     """Reads the rest. What is behind the end of an archive is unpacked by nobody, nor looked at."""
     hidden = 0
     while data := stream.read(CHUNK_BYTES):
-        if data.count(0) != len(data):
-            hidden += len(data)
+        hidden += len(data.strip(b"\0"))
     if hidden:
         raise Malformed(f"tar: {hidden} bytes behind the end of the archive were not looked at")
 
