@@ -162,6 +162,8 @@ class _Sweep:
         return end
 
     def _tile_ir(self, at: int) -> Steps:
+        if not tile_ir.is_bytecode(self.data, at):
+            return None
         try:
             end = tile_ir.end_of(self.data, at)
         except Malformed as error:

@@ -12,6 +12,8 @@ HEAD = struct.Struct("<8sBBH")
 # Then sections: a byte of its number and whether it is aligned, its size, its alignment, padding.
 END_MARKER, ALIGNED = 0, 0x80
 SECTIONS_LIMIT = 128
+MAJOR_LIMIT, SECTION_LIMIT = 64, 32
+"""Generous: 13 and some ten are in use."""
 ALIGNMENT_LIMIT_BYTES = 1 << 20
 
 
@@ -21,6 +23,15 @@ def version(image: bytes | memoryview) -> str:
         return ""
     magic, major, minor, _ = HEAD.unpack_from(image)
     return f"{major}.{minor}" if magic == MAGIC else ""
+
+
+def is_bytecode(data: memoryview, start: int = 0) -> bool:
+    """Whether a version and a section follow the magic, which readers of Tile IR hold alone."""
+    if start + HEAD.size >= len(data):
+        return False
+    magic, major, _, _ = HEAD.unpack_from(data, start)
+    section = data[start + HEAD.size] & ~ALIGNED
+    return magic == MAGIC and 0 < major < MAJOR_LIMIT and section < SECTION_LIMIT
 
 
 def end_of(data: memoryview, start: int = 0) -> int:

@@ -1,0 +1,116 @@
+"""What the code digest of a cubin sees, and what it does not."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from gpuwarden.code.describe import describe
+from gpuwarden.code.elf import header_at
+from gpuwarden.code.located import Located
+from gpuwarden.code.module import Module
+from tests.support import gpu_images as build
+from tests.support.gpu_images import KernelImage, Section
+from tests.support.gpu_modules import FATBIN, found, module
+
+CODE, OTHER_CODE = bytes(range(256)), bytes(range(255, -1, -1))
+KERNELS = [KernelImage("one", CODE), KernelImage("two", OTHER_CODE)]
+TABLE = {".nv.constant3": b"constants" * 8}
+MESSAGE = b"p[0] > 3\0/home/a/project/kernel.cu\0\0void k(int *)\0"
+
+
+def digest(*sections: Section, **changed: object) -> str:
+    arguments: dict[str, object] = {"kernels": KERNELS, "constants": TABLE, "more": sections}
+    return module(build.cubin(**(arguments | changed))).code_digest  # type: ignore[arg-type]
+
+
+SAME: dict[str, Callable[[], str]] = {
+    "names of kernels": lambda: digest(
+        kernels=[KernelImage("a", CODE), KernelImage("b", OTHER_CODE)]
+    ),
+    "their order": lambda: digest(kernels=KERNELS[::-1]),
+    "registers and shared memory": lambda: digest(
+        kernels=[KernelImage("one", CODE, 99, 4096), KernelImage("two", OTHER_CODE)]
+    ),
+    "a launch's parameters": lambda: digest(
+        kernels=[KernelImage("one", CODE, parameters=b"p" * 64), KernelImage("two", OTHER_CODE)]
+    ),
+    "line numbers": lambda: digest(Section(".debug_line", b"/home/a/kernel.cu")),
+    "the toolkit's note": lambda: digest(toolkit=False),
+    "the suffix": lambda: digest(suffix="a"),
+}
+OTHER: dict[str, Callable[[], str]] = {
+    "an instruction": lambda: digest(
+        kernels=[KernelImage("one", b"\1" + CODE[1:]), KernelImage("two", OTHER_CODE)]
+    ),
+    "a kernel more": lambda: digest(kernels=[*KERNELS, KernelImage("three", bytes(128))]),
+    "a kernel twice": lambda: digest(kernels=[*KERNELS, KernelImage("three", CODE)]),
+    "a constant": lambda: digest(constants={".nv.constant3": b"Constants" * 8}),
+    "the bank of constants": lambda: digest(constants={".nv.constant4": b"constants" * 8}),
+    "more constants": lambda: digest(Section(".nv.constant2.one", b"2")),
+    "globals": lambda: digest(Section(".nv.global.init", b"2")),
+    "read-only data": lambda: digest(Section(".rodata", b"2")),
+    "code that the driver finishes": lambda: digest(Section(".nv.capmerc.text.one", b"2")),
+    "code in a section of another type": lambda: digest(Section(".text.x", CODE, 0x7000_0000)),
+    "the architecture": lambda: digest(sm=89),
+}
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_does_not_change_it(change: str) -> None:
+    assert SAME[change]() == digest() != ""
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_what_changes_it(change: str) -> None:
+    assert OTHER[change]() not in (digest(), "")
+
+
+def _with_message(message: bytes) -> str:
+    return digest(Section(".nv.global.init", message))
+
+
+def test_of_a_source_s_path_only_the_last_name_counts() -> None:
+    first = _with_message(MESSAGE)
+    moved = MESSAGE.replace(b"/home/a/project/kernel.cu\0\0", b"/b/kernel.cu\0\0\0\0")
+    assert _with_message(moved) == first
+    assert _with_message(MESSAGE.replace(b"/home/a/project/", b"")) == first
+    assert _with_message(MESSAGE.replace(b"kernel.cu", b"Kernel.cu")) != first
+    assert _with_message(MESSAGE.replace(b"p[0]", b"q[0]")) != first
+
+
+def test_other_text_with_a_slash_is_a_constant_like_any() -> None:
+    first = _with_message(b"/etc/one/secret\0")
+    assert _with_message(b"/etc/two/secret\0") != first
+    assert _with_message(b"/a/table.bin\0") != _with_message(b"/b/table.bin\0")
+
+
+def test_there_is_none_without_code() -> None:
+    assert digest(kernels=[]) == ""
+    assert digest(kernels=[KernelImage("empty", b"")]) == ""
+
+
+def test_sections_that_share_bytes_are_not_hashed_again_and_again() -> None:
+    image = bytearray(build.cubin([KernelImage(f"k{number}", CODE) for number in range(200)]))
+    header = header_at(bytes(image))
+    for number in range(header.sections):
+        row = header.sections_at + 64 * number
+        (size,) = struct.unpack_from("<Q", image, row + 32)
+        if size == len(CODE):
+            struct.pack_into("<QQ", image, row + 24, 0, len(image))
+    one = module(bytes(image))
+    assert "same bytes" in one.broken
+    assert one.code_digest == ""
+
+
+def test_a_known_digest_gets_no_code_digest() -> None:
+    def told(answer: bool) -> list[Module]:
+        located = [one for one in found(FATBIN) if isinstance(one, Located)]
+        return [describe(one, one.image(), known=lambda _: answer) for one in located]
+
+    assert not any(one.code_digest for one in told(True))
+    assert [one.digest for one in told(True)] == [one.digest for one in told(False)]
+    assert [one.kernels for one in told(True)] == [one.kernels for one in told(False)]
+    assert sum(bool(one.code_digest) for one in told(False)) == 8
