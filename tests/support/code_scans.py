@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
+import platform
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,12 +76,27 @@ def tar_of(
 
 def docker_archive(layers: Sequence[bytes], tags: Sequence[str] = ("app:1",)) -> bytes:
     """What ``docker save`` wrote before it wrote OCI layouts: the manifest comes last."""
-    config = json.dumps({"rootfs": {}}).encode()
+    config = _config(layers)
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
     paths = [f"{hashlib.sha256(layer).hexdigest()}/layer.tar" for layer in layers]
     manifest = [{"Config": config_name, "RepoTags": list(tags), "Layers": paths}]
     members = [*zip(paths, layers, strict=True), (config_name, config)]
     return tar_of([*members, ("manifest.json", json.dumps(manifest).encode())])
+
+
+def _config(layers: Sequence[bytes]) -> bytes:
+    """An image's configuration: engines check the layers' digests when they load it."""
+    plain = [gzip.decompress(layer) if layer[:2] == b"\x1f\x8b" else layer for layer in layers]
+    digests = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in plain]
+    return json.dumps(
+        {
+            "architecture": "amd64" if platform.machine() == "x86_64" else "arm64",
+            "os": "linux",
+            "config": {"Cmd": ["/none"]},
+            "history": [{"created_by": "test"} for _ in layers],
+            "rootfs": {"type": "layers", "diff_ids": digests},
+        }
+    ).encode()
 
 
 def oci_blobs(layers: Sequence[bytes], name: str = "app:1") -> dict[str, bytes]:
@@ -94,11 +111,18 @@ def oci_blobs(layers: Sequence[bytes], name: str = "app:1") -> dict[str, bytes]:
 
     manifest = {
         "schemaVersion": 2,
-        "config": blob(b'{"rootfs": {}}', "config.v1+json"),
-        "layers": [blob(layer, "layer.v1.tar") for layer in layers],
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": blob(_config(layers), "config.v1+json"),
+        "layers": [
+            blob(layer, "layer.v1.tar" + ("+gzip" if layer[:2] == b"\x1f\x8b" else ""))
+            for layer in layers
+        ],
     }
     described = blob(json.dumps(manifest).encode(), "manifest.v1+json")
-    described["annotations"] = {"org.opencontainers.image.ref.name": name}
+    described["annotations"] = {
+        "org.opencontainers.image.ref.name": name,
+        "io.containerd.image.name": name,
+    }
     index = {"schemaVersion": 2, "manifests": [described]}
     return {
         "index.json": json.dumps(index).encode(),
