@@ -21,7 +21,7 @@ class Bounds(Struct, frozen=True):
     sections: int = 400_000
     members: int = 2_000_000
     nesting: int = 8
-    false_starts: int = 1_000_000
+    false_starts: int = 250_000
     """Places in one buffer that look like a module and are none."""
 
 

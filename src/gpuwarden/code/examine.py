@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.code.describe import Known, describe, describe_broken
-from gpuwarden.code.extract import modules_in
+from gpuwarden.code.extract import Buffer, modules_in
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module, Place, Problem
 from gpuwarden.errors import Malformed
@@ -32,7 +32,7 @@ Keep = Callable[[Module], bool]
 
 
 def examine(
-    buffer: bytes | bytearray | memoryview,
+    buffer: Buffer,
     place: Place,
     *,
     bounds: Bounds = DEFAULT,

@@ -7,6 +7,7 @@ in its section and 24,453 elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from mmap import mmap
 
 from gpuwarden.code import amdgpu, ar, elf, fatbin, ltoir, tile_ir
 from gpuwarden.code.bounds import DEFAULT, Bounds
@@ -22,11 +23,10 @@ NAMES = tuple(name + b"\0" for name in SECTIONS)
 WHOLE_MAGICS = (amdgpu.COMPRESSED_MAGIC, amdgpu.BUNDLE_MAGIC[:4])
 
 Found = Located | Problem
+Buffer = bytes | bytearray | memoryview | mmap
 
 
-def modules_in(
-    buffer: bytes | bytearray | memoryview, place: Place, bounds: Bounds = DEFAULT
-) -> Iterator[Found]:
+def modules_in(buffer: Buffer, place: Place, bounds: Bounds = DEFAULT) -> Iterator[Found]:
     """Every module in ``buffer`` (bytes, a memory map, a memoryview), and what could not be read.
 
     ``place`` says where the buffer is; its ``offset``, when it is there, is the address of the
@@ -103,7 +103,7 @@ def _whole(one: Found, data: memoryview, place: Place) -> Found:
     """Says ``whole`` of what begins where the buffer begins, and of what a fatbin there holds."""
     if isinstance(one, Located):
         at = (one.place.offset or 0) - (place.offset or 0)
-        in_fatbin = at <= (fatbin.end_of(data, 0) or 0)
+        in_fatbin = at < (fatbin.end_of(data, 0) or 0)
         if in_fatbin or bytes(data[:4]) in WHOLE_MAGICS or (at == 0 and one.codec == "none"):
             one.place = place_found(one.place, "whole")
     return one
