@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
+from gpuwarden.code import ptx
 from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.code.located import Located
+from gpuwarden.code.memory_search import Haystack
 from gpuwarden.code.module import Place, Problem
 from gpuwarden.code.sweep import sweep
 from gpuwarden.codescan.memory_map import ADDRESS_LIMIT
 from gpuwarden.codescan.tasks import MemoryTask, Span
-from gpuwarden.codescan.windows import crossing, cut_at
+from gpuwarden.codescan.windows import cut_at, extents_of
 
 WINDOW_BYTES = 32 << 20
 LIMIT_BYTES = 320 << 20
@@ -37,6 +39,8 @@ class MemoryWindow(Struct, frozen=True):
 
     address: int
     data: memoryview
+    is_marked: bool = True
+    """Whether anything in it begins as GPU code does; else there is none."""
 
 
 class Memory:
@@ -79,9 +83,10 @@ class Memory:
             # Beyond the spans that hang together only for what says that it is longer.
             end = at + size if size > WINDOW_BYTES else min(joined, at + size, self._last)
             data = self._filled(at, end)
+            extents = extents_of(data)
             cut = len(data)
-            if end < joined or any(True for _ in crossing(data, LIMIT_BYTES)):
-                cut = cut_at(data, LIMIT_BYTES)
+            if end < joined or any(cut < one.end <= one.start + LIMIT_BYTES for one in extents):
+                cut = cut_at(data, LIMIT_BYTES, extents)
                 if cut <= len(data) // 2 and size < LIMIT_BYTES:
                     # At least twice as long: what it says may be another number each time.
                     size = min(2 * size, LIMIT_BYTES)
@@ -89,7 +94,8 @@ class Memory:
             size = WINDOW_BYTES
             cut = cut or len(data)
             self._told(cut)
-            yield MemoryWindow(at, data[:cut])
+            is_marked = bool(extents) or Haystack(data).find(ptx.MARK, 0, cut) >= 0
+            yield MemoryWindow(at, data[:cut], is_marked)
             at += cut
 
     @property
@@ -163,6 +169,8 @@ def memory_modules(
     """The modules in a process's memory; each is to be done with before the next is asked for."""
     place = task.place
     for window in memory.windows():
+        if not window.is_marked:
+            continue
         here = Place(target=place.target, members=place.members, offset=window.address)
         for found in sweep(window.data, here, bounds):
             yield _named(found, memory)

@@ -8,7 +8,7 @@ table is at the end of a file that has not come yet.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,13 +90,15 @@ def _fill(stream: Stream, data: bytearray, size: int) -> bool:
     return True
 
 
-def cut_at(view: memoryview, limit: int) -> int:
+def cut_at(view: memoryview, limit: int, extents: Sequence[Extent] | None = None) -> int:
     """Where nothing is cut that can be whole within ``limit``.
 
     It is in the second half, or where something begins that a longer part would hold whole.
+    ``extents`` are those of the view, if they are known already.
     """
     half, end = len(view) // 2, len(view)
-    extents = [one for one in _extents(view) if one.end - one.start <= limit]
+    extents = extents_of(view) if extents is None else extents
+    extents = [one for one in extents if one.end - one.start <= limit]
     over = [one.start for one in extents if one.end > end]
     if over and min(over) <= half and end < limit:
         return min(over)
@@ -114,23 +116,18 @@ def cut_at(view: memoryview, limit: int) -> int:
     return cut
 
 
-def crossing(view: memoryview, limit: int) -> Iterator[Extent]:
-    """What begins in ``view`` and ends past it, and is no longer than ``limit`` altogether."""
-    for extent in _extents(view):
-        if len(view) < extent.end <= extent.start + limit:
-            yield extent
-
-
-def _extents(view: memoryview) -> Iterator[Extent]:
+def extents_of(view: memoryview) -> list[Extent]:
     """Each fatbin and code object, whether it is one or only looks so; bounded."""
-    haystack = Haystack(view)
+    find, size = Haystack(view).find, len(view)
+    found: list[Extent] = []
     for mark, end_of in _ENDS:
-        at = haystack.find(mark, 0, len(view))
+        at = find(mark, 0, size)
         for _ in range(CANDIDATES_LIMIT):
             if at < 0:
                 break
-            yield Extent(at, end_of(view, at))
-            at = haystack.find(mark, at + len(mark), len(view))
+            found.append(Extent(at, end_of(view, at)))
+            at = find(mark, at + len(mark), size)
+    return found
 
 
 def text_end(view: memoryview) -> int:
