@@ -21,6 +21,8 @@ MOST_INSTRUCTIONS = 1 << 22
 """Of one kernel that is looked at: five times the largest known."""
 LEAST_INSTRUCTIONS = 8
 NO_REGISTER = 255
+SECOND_OPERAND = 4
+"""The form whose number is the second operand."""
 # Selectors of PRMT that rotate one register's bytes, or swap its halves, pairs or order.
 ROTATING = (0x0321, 0x1032, 0x2103, 0x0123, 0x2107, 0x0765, 0x5432)
 REVERSING = 0x0123
@@ -109,6 +111,27 @@ def decode(
     )
 
 
+def _by_registers() -> npt.NDArray[np.uint8]:
+    """What follows from a pending kind and three bits: first register none, third none, same."""
+    code = groups.CODE
+    table = np.zeros((groups.BRA + 1, 8), np.uint8)
+    for bits in range(8):
+        no_first, no_third, same = bits & 4, bits & 2, bits & 1
+        shift = "SHIFT" if no_first or no_third else "SHIFT:rotate" if same else "SHIFT:funnel"
+        table[groups.SHF, bits] = code[shift]
+        table[groups.LEA, bits] = code["LEA:rotate" if same and not no_first else "LEA"]
+        table[groups.IMAD, bits] = code["MOV" if no_first else "IMUL"]
+        table[groups.HFMA2, bits] = code["MOV" if no_first else "FP16"]
+        table[groups.HFMA2_OR_IADD, bits] = code["MOV" if no_first else "IADD"]
+    table[groups.PRMT] = code["PRMT"]
+    table[groups.LOP3] = code["LOGIC:plain"]
+    table[groups.BRA] = code["BRANCH"]
+    return table.ravel()
+
+
+_BY_REGISTERS = _by_registers()
+
+
 def _look_closer(
     codes: npt.NDArray[np.uint8],
     has_number: npt.NDArray[np.bool_],
@@ -116,46 +139,29 @@ def _look_closer(
     words: npt.NDArray[np.uint32],
 ) -> None:
     """Replaces first codes by codes, from registers, truth tables and numbers."""
-    code = groups.CODE
     octets = words.view(np.uint8).reshape(-1, INSTRUCTION_BYTES)
+    found = np.flatnonzero(codes >= groups.WIDTH)
+    at, kind = places[found], codes[found]
+    first, third = octets[:, 3].take(at), octets[:, 8].take(at)
+    no_first, no_third = first == NO_REGISTER, third == NO_REGISTER
+    bits = no_first * np.uint16(4) + no_third * np.uint16(2) + (first == third)
+    refined = _BY_REGISTERS.take(kind * np.uint16(8) + bits)
 
-    def pending(kind: int) -> tuple[Integers, Integers]:
-        found = np.flatnonzero(codes == kind)
-        return found, places[found]
+    logic = np.flatnonzero(kind == groups.LOP3)
+    refined[logic] = groups.TABLE_CODE.take(octets[:, 9].take(at[logic]))
 
-    codes[codes == groups.BRA] = code["BRANCH"]
+    multiplied = np.flatnonzero((kind == groups.IMAD) & has_number[found] & ~no_first)
+    rows = at[multiplied]
+    number = words[:, 1].take(rows)
+    second = (words[:, 0].take(rows) >> np.uint32(9) & np.uint32(7)) == SECOND_OPERAND
+    power = (number & (number - np.uint32(1)) == 0) & (number > 1) & no_third[multiplied]
+    refined[multiplied[second & power]] = groups.CODE["SHIFT"]
+    refined[multiplied[second & (number == 1)]] = groups.CODE["IADD"]
 
-    found, at = pending(groups.LOP3)
-    codes[found] = groups.TABLE_CODE[octets[at, 9]]
+    permuted = np.flatnonzero((kind == groups.PRMT) & has_number[found] & ~no_first)
+    selector = words[:, 1].take(at[permuted]) & np.uint32(0xFFFF)
+    rotates = (first == third)[permuted] & np.isin(selector, ROTATING)
+    rotates |= no_third[permuted] & (selector == REVERSING)
+    refined[permuted[rotates]] = groups.CODE["PRMT:rotate"]
 
-    found, at = pending(groups.IMAD)
-    number, second = words[at, 1], (words[at, 0] >> 9 & 7) == 4
-    power = (number & (number - np.uint32(1)) == 0) & (number > 1)
-    refined = np.full(len(found), code["IMUL"], np.uint8)
-    refined[second & power & (octets[at, 8] == NO_REGISTER)] = code["SHIFT"]
-    refined[second & (number == 1)] = code["IADD"]
-    refined[octets[at, 3] == NO_REGISTER] = code["MOV"]
     codes[found] = refined
-
-    for kind, otherwise in ((groups.HFMA2, "FP16"), (groups.HFMA2_OR_IADD, "IADD")):
-        found, at = pending(kind)
-        codes[found] = np.where(octets[at, 3] == NO_REGISTER, code["MOV"], code[otherwise])
-
-    found, at = pending(groups.SHF)
-    left, right = octets[at, 3], octets[at, 8]
-    funnel = (left != NO_REGISTER) & (right != NO_REGISTER)
-    codes[found] = np.where(
-        funnel, np.where(left == right, code["SHIFT:rotate"], code["SHIFT:funnel"]), code["SHIFT"]
-    )
-
-    found, at = pending(groups.LEA)
-    left = octets[at, 3]
-    rotates = (left == octets[at, 8]) & (left != NO_REGISTER)
-    codes[found] = np.where(rotates, code["LEA:rotate"], code["LEA"])
-
-    found, at = pending(groups.PRMT)
-    left, right, selector = octets[at, 3], octets[at, 8], words[at, 1] & np.uint32(0xFFFF)
-    rotates = (left == right) & np.isin(selector, ROTATING)
-    rotates |= (right == NO_REGISTER) & (selector == REVERSING)
-    rotates &= has_number[found] & (left != NO_REGISTER)
-    codes[found] = np.where(rotates, code["PRMT:rotate"], code["PRMT"])

@@ -55,8 +55,7 @@ def read_sections(image: bytes | memoryview, bounds: Bounds = DEFAULT) -> CubinS
     code_bytes = constant_bytes = 0
     for name, row in zip(file.names, file.rows, strict=False):
         kind, offset, size = row[elf.TYPE], row[elf.OFFSET], row[elf.SIZE]
-        is_code = kind == SHT_PROGBITS and name.startswith(CODE)
-        if is_code:
+        if kind == SHT_PROGBITS and name.startswith(CODE):
             if size < LEAST_CODE_BYTES:
                 continue
             label = name[len(CODE) + 1 :][:NAME_CHARACTERS].decode("utf-8", "backslashreplace")
