@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.code import fatbin
+from gpuwarden.code.located import Located
+from gpuwarden.code.module import Place
 from gpuwarden.codescan import memory_windows
 from gpuwarden.codescan.memory_parts import parts
-from gpuwarden.codescan.memory_windows import Memory
-from gpuwarden.codescan.tasks import Span
+from gpuwarden.codescan.memory_windows import Memory, memory_modules
+from gpuwarden.codescan.tasks import MemoryTask, Span
+from tests.support import gpu_images
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WINDOW, LIMIT = 16 * PAGE, 64 * PAGE
@@ -178,3 +181,34 @@ def test_memory_that_ends_is_said_to_have(opened: Open) -> None:
     assert sum(len(w.data) for w in memory.windows()) == 10 * PAGE
     assert memory.has_ended
     assert (memory.read_bytes, memory.lost_bytes) == (3 * PAGE, 7 * PAGE)
+
+
+AMD = "hipv4-amdgcn-amd-amdhsa--gfx90a"
+BUNDLE = gpu_images.bundle({AMD: gpu_images.amd_code_object()})
+FORMATS: dict[str, bytes] = {
+    "cubin": gpu_images.cubin(),
+    "PTX": gpu_images.ptx(),
+    "fatbin": gpu_images.fatbin([gpu_images.EntryImage("cubin", gpu_images.cubin())]),
+    "Tile IR": gpu_images.tile_ir(),
+    "bundle": BUNDLE,
+    "compressed bundle": gpu_images.compressed_bundle(BUNDLE),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_window_with_any_form_of_gpu_code_is_looked_through(opened: Open, form: str) -> None:
+    """What is passed over must be what nothing would have been found in."""
+    space = bytes(PAGE + 24) + FORMATS[form]
+    space += bytes(-len(space) % PAGE + PAGE)
+    spans = (Span(start=PAGE, size=len(space) - PAGE, mapping="[heap]"),)
+    task = MemoryTask(number=0, place=Place(target="pid 1"), spans=spans)
+    memory = Memory(opened(space), spans)
+    found = [one for one in memory_modules(memory, task) if isinstance(one, Located)]
+    assert found
+    assert {one.place.mapping for one in found} == {"[heap]"}
+    assert all((one.place.offset or 0) >= PAGE + 24 for one in found)
+
+
+def test_memory_without_any_beginning_of_gpu_code_is_passed_over(opened: Open) -> None:
+    memory = Memory(opened(random.Random(5).randbytes(32 * PAGE)), spans_of([(0, 32)]))
+    assert not any(window.is_marked for window in memory.windows())
