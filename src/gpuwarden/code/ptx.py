@@ -27,6 +27,8 @@ _NO_TEXT = pattern(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _ENTRY = pattern(rb"\.entry\s+([A-Za-z_$%][\w$]*)")
 _BUILT_WITH = pattern(rb"// *Cuda compilation tools, release [\d.]+, V([\d.]+)")
 _NVVM = pattern(rb"// *Based on (NVVM [\d.]+|LLVM [\d.]+\w*)")
+_COMMENT = pattern(_COMMENT_SOURCE)
+_FROM_QUOTE = pattern(rb'"[^\n]*+')
 # What is in quotes stays: a comment's mark in it must not hide the code behind it.
 _COMMENT_OR_QUOTED = pattern(rb'("[^"\n]*+")|' + _COMMENT_SOURCE)
 _DEBUG_SECTION = pattern(rb"\.section\s++\.debug_\w++\s*+\{[^}]*+(?:\}\n?|\Z)")
@@ -133,7 +135,7 @@ def toolkit(text: bytes) -> str:
 
 def code_digest(text: bytes) -> str:
     """SHA-256 over the text without comments, blanks, debug information, hashes of paths."""
-    text = _COMMENT_OR_QUOTED.sub(rb"\1", text)
+    text = _without_comments(text)
     # The C library finds a word several times as fast as the expressions do.
     find, end = Haystack(memoryview(text)).find, len(text)
     if find(b".file", 0, end) >= 0 or find(b".debug_", 0, end) >= 0:
@@ -149,6 +151,17 @@ def code_digest(text: bytes) -> str:
             last = of_path.end()
     digest.update(memoryview(text)[last:])
     return digest.hexdigest()
+
+
+def _without_comments(text: bytes) -> bytes:
+    if b"/" not in text:
+        return text
+    # An expression that begins with one certain byte is searched for twenty times as fast. It does
+    # where no quote has a comment's mark behind it on its line, so that none can be in quotes.
+    for line in _FROM_QUOTE.finditer(text):
+        if b"//" in line[0] or b"/*" in line[0]:
+            return _COMMENT_OR_QUOTED.sub(rb"\1", text)
+    return _COMMENT.sub(b"", text)
 
 
 def _places(text: bytes, words: tuple[bytes, ...]) -> list[int]:
