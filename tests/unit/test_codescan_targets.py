@@ -233,7 +233,7 @@ def test_links_devices_and_pipes_in_archives_are_harmless(tmp_path: Path) -> Non
     (tmp_path / "x.tar").write_bytes(tar_of(entries))
     report = scanned(tmp_path / "x.tar")
     assert names(report) == ["through"]
-    assert report.targets[0].skipped == ("1 FIFO in archives", "1 device in archives")
+    assert report.targets[0].skipped == ("1 FIFOs in archives", "1 devices in archives")
 
 
 def bomb_zip(size: int) -> bytes:

@@ -241,7 +241,7 @@ class Examiner:
                 if member.kind in ("hard link", "symbolic link"):
                     archive.link(member)
                 elif member.kind in ("device", "FIFO"):
-                    self._skip(f"{member.kind} in archives")
+                    self._skip(f"{member.kind}s in archives")
                 elif member.size:
                     self._tar_member(member, inside(place, member.name), depth, archive)
         finally:

@@ -7,6 +7,8 @@ are found by ``PATH`` and configured by their own environment (``DOCKER_HOST``,
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -20,6 +22,7 @@ from gpuwarden.pattern import pattern
 ENGINES = ("podman", "docker", "containerd")
 ASK_SECONDS = 30
 END_SECONDS = 30
+PIPE_BYTES = 1 << 20
 COMPLAINT_LIMIT = 400
 NAMESPACES_LIMIT = 64
 # A reference: [host[:port]/]path[:tag][@algorithm:digest], or an id (distribution/reference).
@@ -41,6 +44,9 @@ class Export:
         """Starts it. Errors: Unavailable."""
         self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
         self.descriptor, writer = os.pipe2(os.O_CLOEXEC)
+        # More at once, where the user's share of pipes allows it (pipe(7)).
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         try:
             self._process = subprocess.Popen(
                 image.command,

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gpuwarden.code.module import Kind, Module, Place
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedTarget, Sighting, Standing
 from gpuwarden.outputs.sheet import Sheet
-from gpuwarden.outputs.words import MIB
+from gpuwarden.outputs.words import MIB, escape
 from gpuwarden.pattern import pattern
 
 NARROWEST = 60
@@ -32,6 +32,7 @@ NAMES: dict[Kind, str] = {
     "unknown": "of a kind that is not known",
 }
 _NUMBER = pattern(r"\d+")
+_DIGEST = pattern(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 # Of most to least concern; empty is where nothing was judged.
 ANSWERS = (
     "hash-like",
@@ -81,14 +82,18 @@ def render(
 
 def _targets(sheet: Sheet, report: CodeReport, wanted: Wanted) -> None:
     seen: dict[str, list[Module]] = {}
+    alarming: Counter[str] = Counter()
     for one in report.modules:
         for sighting in one.sightings:
             if wanted.all_layers or not sighting.hidden:
                 seen.setdefault(sighting.place.target, []).append(one.module)
+            elif one.is_alarming:
+                alarming[sighting.place.target] += 1
     for target in report.targets:
         modules = seen.get(target.name, [])
-        sheet.lead(f"{target.name}: ", _line(target, modules, wanted), hang=2, style="bold")
-        for line in _notes(target, wanted):
+        lead = f"{escape(target.name)}: "
+        sheet.lead(lead, _line(target, modules, wanted), hang=2, style="bold")
+        for line in _notes(target, alarming[target.name], wanted):
             sheet.add(line, indent=2, hang=2, style="dim")
 
 
@@ -109,13 +114,14 @@ def _line(target: ScannedTarget, modules: Sequence[Module], wanted: Wanted) -> s
     return ", ".join(parts) + f"; {what + ' of ' if what else ''}{read}"
 
 
-def _notes(target: ScannedTarget, wanted: Wanted) -> Iterator[str]:
+def _notes(target: ScannedTarget, alarming: int, wanted: Wanted) -> Iterator[str]:
     if target.digest:
         yield f"image {target.digest}"
     if target.hidden and not wanted.all_layers:
+        hash_like = f" ({alarming:,} HASH-LIKE)" if alarming else ""
         yield (
-            f"{_plural(target.hidden, 'module')} more in files that a later layer replaces or "
-            "deletes: --all-layers tells of them"
+            f"{_plural(target.hidden, 'module')} more{hash_like} in files that a later layer "
+            "replaces or deletes: --all-layers tells of them"
         )
     if target.skipped:
         yield "left out: " + ", ".join(target.skipped)
@@ -196,7 +202,7 @@ def _unknown(sheet: Sheet, found: Sequence[FoundModule], wanted: Wanted) -> None
 def _file(one: FoundModule) -> str:
     """The file, or the mapping in a process, where it was first seen."""
     place = one.sightings[0].place if one.sightings else one.module.place
-    where = " ! ".join((place.target, *place.members))
+    where = _members(place)
     return f"{where}, {place.mapping or 'anonymous memory'}" if _is_memory(place) else where
 
 
@@ -208,7 +214,9 @@ def _told(sheet: Sheet, one: FoundModule, wanted: Wanted, style: str) -> None:
     module = one.module
     score = f", score {_score(one):.1f}" if _score(one) else ""
     head = f"{NAMES[module.kind]} {module.arch} {module.digest[:DIGEST_SHOWN]}".replace("  ", " ")
-    sheet.lead(f"{head}: ", (_answer(one) or "not judged") + score, indent=2, hang=2, style=style)
+    sheet.lead(
+        f"{escape(head)}: ", (_answer(one) or "not judged") + score, indent=2, hang=2, style=style
+    )
     if one.known_as:
         sheet.add(one.known_as, indent=4, hang=2)
     if one.judgement is not None:
@@ -265,12 +273,17 @@ def _place(sighting: Sighting) -> str:
 
 def place_text(place: Place) -> str:
     """``image.tar ! usr/lib/x.so, .nv_fatbin at 0x1c40``."""
-    where = " ! ".join((place.target, *place.members))
+    where = _members(place)
     if place.mapping:
         where += f", {place.mapping}"
     if place.section:
         where += f", {place.section}"
     return where if place.offset is None else f"{where} at {place.offset:#x}"
+
+
+def _members(place: Place) -> str:
+    """Names from the outside in; of a layer's digest, that it has for a name, the beginning."""
+    return " ! ".join((place.target, *(_DIGEST.sub(r"\1…", one) for one in place.members)))
 
 
 def _kernels(sheet: Sheet, module: Module) -> None:
