@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -26,11 +27,12 @@ from gpuwarden.finding import Report
 from gpuwarden.judge import exit_code, judge
 from gpuwarden.model import Snapshot
 from gpuwarden.outputs import table
-from gpuwarden.policy import Policy
+from gpuwarden.policy import JitRules, Policy
 from gpuwarden.policy_file import parse_policy
 from gpuwarden.rules.registry import RULE_IDS
 from gpuwarden.scan import ScanOptions, take_snapshot
 from gpuwarden.snapshot import decode, encode
+from gpuwarden.watch import judgement
 from tests.support import nvcc
 from tests.support.baselines import KEY, TRUSTED, collected, packed
 from tests.support.code_holder import CodeHolder, build, holding
@@ -196,12 +198,29 @@ def test_without_time_nothing_is_called_clean(node: Node, cubin: Path) -> None:
     assert states == {("not-evaluated", True)}
 
 
-def test_what_was_seen_is_remembered_for_a_while(node: Node, cubin: Path) -> None:
+def test_what_was_seen_is_remembered_until_the_profile_changes(node: Node, cubin: Path) -> None:
+    """As between the judgements of watch, each by a child of its own."""
+
+    def looking(policy: Policy) -> LiveCode:
+        return LiveCode(policy, trusted=Trust(TRUSTED), again_after_seconds=600)
+
     with node.running(f"heap:{cubin}") as holder:
-        look = LiveCode(node.policy, trusted=Trust(TRUSTED), again_after_seconds=600)
+        look = looking(node.policy)
         first = node.snapshot(holder, look)
         node.answers("hash-like")
-        assert node.snapshot(holder, look).modules == first.modules != ()
+        asked = judgement.encode(judgement.Memory(code=look.remembered()))
+        kept = msgspec.msgpack.decode(asked, type=judgement.Memory).code
+        again = looking(node.policy)
+        again.recall(kept)
+        assert node.snapshot(holder, again).modules == first.modules != ()
+        (profile,) = node.policy.profiles
+        other = replace(node.policy, profiles=[replace(profile, jit=JitRules(nvrtc="allow"))])
+        changed = looking(other)
+        changed.recall(kept)
+        (module,) = node.snapshot(holder, changed).modules
+        assert module.answer == "hash-like"
+    assert node.snapshot(holder, again).modules == ()
+    assert again.remembered() == ()
 
 
 def test_all_processes_on_a_gpu_are_found(node: Node, cubin: Path) -> None:

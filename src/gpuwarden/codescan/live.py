@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from gpuwarden.code.baseline.known import Baselines
 from gpuwarden.code.module import Problem
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess, Sighting
@@ -20,7 +22,7 @@ from gpuwarden.codescan.processes import COVERAGE, Processes, target_name, told_
 from gpuwarden.codescan.scan import Options, scan_code
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
-from gpuwarden.model import CodeScan, Gap, GpuModule, Process, Snapshot
+from gpuwarden.model import CodeScan, Gap, GpuModule, Process, SeenCode, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy, PolicyProfile
 from gpuwarden.rules.gpu_code import HASH_LIKE, profile_of
@@ -36,7 +38,7 @@ NAME_LIMIT = 512
 _TOLD = ("unknown", "jit")
 
 Fact = CodeScan | GpuModule | Gap
-_Key = tuple[int, int, str]
+_Key = tuple[int, int | None, str]
 
 
 class LiveCode:
@@ -58,25 +60,41 @@ class LiveCode:
         self._trusted = trusted
         self._seconds = seconds
         self._again_after_seconds = again_after_seconds
-        self._seen: dict[_Key, tuple[float, tuple[Fact, ...]]] = {}
+        self._seen: dict[_Key, SeenCode] = {}
+        self.spent_seconds = 0.0
+        """All looks together."""
+
+    def recall(self, seen: Iterable[SeenCode]) -> None:
+        """Takes back what ``remembered`` gave, perhaps to another that had the same policy."""
+        self._seen.update((_key(one.scan, one.scan.profile), one) for one in seen)
+
+    def remembered(self) -> tuple[SeenCode, ...]:
+        """What need not be looked at again yet."""
+        return tuple(self._seen.values())
 
     def __call__(self, host: Host, snapshot: Snapshot) -> Iterator[Fact]:
         """The facts about each declared process; errors are CodeScan's ``failed``."""
-        deadline = time.monotonic() + self._seconds
+        began = time.monotonic()
+        deadline = began + self._seconds
         asked = self._declared(snapshot)
         still = {_key(process, name) for name, some in asked.items() for process in some}
         self._seen = {key: value for key, value in self._seen.items() if key in still}
         for name, processes in asked.items():
+            profile = self._policy.profile(name)
+            if profile is None:
+                continue
             fresh = []
             for process in processes:
-                known = self._remembered(process, name)
+                known = self._known(process, profile)
                 if known is None:
                     fresh.append(process)
                 else:
-                    yield from known
-            profile = self._policy.profile(name)
-            if fresh and profile is not None:
+                    yield known.scan
+                    yield from known.modules
+                    yield from known.gaps
+            if fresh:
                 yield from self._look(host, profile, fresh, deadline)
+        self.spent_seconds += time.monotonic() - began
 
     def _declared(self, snapshot: Snapshot) -> dict[str, list[Process]]:
         """Profile → the processes on a GPU whose policy entry names it."""
@@ -89,11 +107,12 @@ class LiveCode:
                 asked.setdefault(name, []).append(process)
         return asked
 
-    def _remembered(self, process: Process, profile: str) -> tuple[Fact, ...] | None:
-        seen = self._seen.get(_key(process, profile))
-        if seen is None or time.monotonic() - seen[0] >= self._again_after_seconds:
+    def _known(self, process: Process, profile: PolicyProfile) -> SeenCode | None:
+        seen = self._seen.get(_key(process, profile.name))
+        if seen is None or seen.compared_with != _content(profile):
             return None
-        return seen[1]
+        age = time.monotonic() - seen.seen_at_seconds
+        return seen if 0 <= age < self._again_after_seconds else None
 
     def _look(
         self, host: Host, profile: PolicyProfile, asked: Sequence[Process], deadline: float
@@ -120,13 +139,25 @@ class LiveCode:
             )
         for process in asked:
             facts = tuple(_facts(process, profile.name, processes, report))
-            if all(fact.state == "ok" for fact in facts if isinstance(fact, CodeScan)):
-                self._seen[_key(process, profile.name)] = (time.monotonic(), facts)
             yield from facts
+            (scan,) = (fact for fact in facts if isinstance(fact, CodeScan))
+            if scan.state == "ok":
+                self._seen[_key(process, profile.name)] = SeenCode(
+                    seen_at_seconds=time.monotonic(),
+                    compared_with=_content(profile),
+                    scan=scan,
+                    modules=tuple(fact for fact in facts if isinstance(fact, GpuModule)),
+                    gaps=tuple(fact for fact in facts if isinstance(fact, Gap)),
+                )
 
 
-def _key(process: Process, profile: str) -> _Key:
+def _key(process: Process | CodeScan, profile: str) -> _Key:
     return process.pid, process.start_time_ticks, profile
+
+
+def _content(profile: PolicyProfile) -> str:
+    """What tells two profiles of one name apart, without the content of their baselines."""
+    return msgspec.json.encode(profile).decode()
 
 
 def _is_there(host: Host, process: Process) -> bool:

@@ -7,7 +7,7 @@ answered "there is none". Units sit in names; times are Unix nanoseconds unless 
 
 from __future__ import annotations
 
-from gpuwarden.model.code import CodeScan, GpuModule, ModuleStanding
+from gpuwarden.model.code import CodeScan, GpuModule, ModuleStanding, SeenCode
 from gpuwarden.model.facts import (
     Fact,
     Gap,
@@ -87,6 +87,7 @@ __all__ = [
     "PersistenceEntry",
     "Process",
     "Respawn",
+    "SeenCode",
     "SensorRun",
     "SensorState",
     "Snapshot",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpuwarden.model.facts import Fact
+from gpuwarden.model.facts import Fact, Gap
 
 ModuleStanding = Literal["known", "rebuilt", "driver", "jit", "unknown"]
 """Against the baselines of a profile: exactly known, known code built elsewhere, the driver's own,
@@ -75,3 +75,15 @@ class CodeScan(Fact, frozen=True, kw_only=True):
     device_mappings: int = 0
     limits: tuple[str, ...] = ()
     """What no look at memory can see, in words."""
+
+
+class SeenCode(Fact, frozen=True, kw_only=True):
+    """What a look at one process found, kept so that it need not be looked at again at once."""
+
+    seen_at_seconds: float
+    """Since boot, by the monotonic clock."""
+    compared_with: str
+    """Which content of the profile."""
+    scan: CodeScan
+    modules: tuple[GpuModule, ...] = ()
+    gaps: tuple[Gap, ...] = ()

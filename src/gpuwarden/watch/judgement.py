@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from gpuwarden.model import (
     ExitedClient,
     Fact,
     Respawn,
+    SeenCode,
     Snapshot,
     Usage,
     Workload,
@@ -27,7 +30,14 @@ from gpuwarden.rules.registry import RULES, TIME_RULES
 from gpuwarden.scan import ScanOptions, take_snapshot
 from gpuwarden.watch.host_job import HostJob
 
+if TYPE_CHECKING:
+    from gpuwarden.codescan.live import LiveCode
+
 DEADLINE_SECONDS = 60.0
+CODE_SECONDS = 20.0
+"""For looks at GPU code in one judgement; what is left waits for the next."""
+CODE_AGAIN_SECONDS = 1800.0
+"""A process that was wholly seen is looked at again after this."""
 KIN_SHOWN = 16
 
 
@@ -39,6 +49,8 @@ class Memory(Fact, frozen=True, kw_only=True):
     respawns: tuple[Respawn, ...] = ()
     opens: tuple[DeviceOpen, ...] = ()
     """Of the last while: short processes that no sample showed."""
+    code: tuple[SeenCode, ...] = ()
+    """What the last judgement saw of GPU code."""
 
 
 class Kin(Fact, frozen=True, kw_only=True):
@@ -69,6 +81,8 @@ class Judged(Fact, frozen=True, kw_only=True):
     asked_at_ns: int = 0
     """When the sources were asked, at the earliest."""
     seconds: float = 0.0
+    """Without the looks at GPU code, which are seldom."""
+    code: tuple[SeenCode, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,19 +109,34 @@ class Judgement(HostJob):
         self._policy = policy
         self._policy_path = policy_path
 
+    @cached_property
+    def _code(self) -> LiveCode | None:
+        if not self._policy.profiles:
+            return None
+        # Imported here: what reads GPU code is much, and few policies ask for it.
+        from gpuwarden.codescan.live import LiveCode
+
+        return LiveCode(self._policy, seconds=CODE_SECONDS, again_after_seconds=CODE_AGAIN_SECONDS)
+
     def __call__(self, body: bytes) -> bytes:
         self.host.parent_is_ours = True
         memory = _question.decode(body)
         begun = time.perf_counter()
         asked_at_ns = time.time_ns()
+        code, spent = self._code, 0.0
+        if code is not None:
+            code.recall(memory.code)
+            spent = code.spent_seconds
         snapshot = replace(
-            take_snapshot(self.host, self._options),
+            take_snapshot(self.host, self._options._replace(code=code)),
             usage=memory.usage,
             exited=memory.exited,
             respawns=memory.respawns,
             opens=memory.opens,
         )
         report = judge(snapshot, self._policy, self._policy_path, (*RULES, *TIME_RULES))
+        if code is not None:
+            spent = code.spent_seconds - spent
         return _encoder.encode(
             Judged(
                 report=report,
@@ -117,7 +146,8 @@ class Judgement(HostJob):
                 kin=tuple(_kin(snapshot, report)),
                 users={p.uid: p.user for p in snapshot.processes if p.uid is not None and p.user},
                 asked_at_ns=asked_at_ns,
-                seconds=round(time.perf_counter() - begun, 6),
+                seconds=round(max(0.0, time.perf_counter() - begun - spent), 6),
+                code=code.remembered() if code is not None else (),
             )
         )
 

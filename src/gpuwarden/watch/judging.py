@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import replace
+
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.watch import judgement
 from gpuwarden.watch.judgement import Judged, Memory
@@ -55,6 +57,8 @@ class Judging:
         now = time.monotonic()
         if self.worker.busy or now < self._due:
             return
+        if self.last is not None:
+            memory = replace(memory, code=self.last.code)
         try:
             asked = self.worker.request(judgement.encode(memory))
         except GpuwardenError as error:
