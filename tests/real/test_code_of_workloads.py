@@ -20,6 +20,7 @@ from gpuwarden.code import standing
 from gpuwarden.code.baseline.entries import Entry
 from gpuwarden.code.baseline.provenance import Provenance
 from gpuwarden.code.judgement import Answer, ModuleJudgement
+from gpuwarden.codescan import live
 from gpuwarden.codescan.gpu_processes import gpu_processes
 from gpuwarden.codescan.known_code import Trust
 from gpuwarden.codescan.live import LiveCode
@@ -90,12 +91,18 @@ profiles:
     def host(self) -> StandInHost:
         return StandInHost(nodes={str(self.node): (195, 0)})
 
-    def snapshot(self, holder: CodeHolder, look: LiveCode | None = None) -> Snapshot:
+    @contextmanager
+    def driver(self, holder: CodeHolder) -> Iterator[str]:
+        """A driver that lists the process."""
         nvml = FakeNvml(driver="570.0.0")
         nvml.gpu(uuid="GPU-0", minor=0, total=80 << 30, used=20 << 30)
         nvml.process(holder.pid, memory=1 << 30, kinds="C")
-        look = look or LiveCode(self.policy, trusted=Trust(TRUSTED))
         with nvml.in_place() as library:
+            yield library
+
+    def snapshot(self, holder: CodeHolder, look: LiveCode | None = None) -> Snapshot:
+        look = look or LiveCode(self.policy, trusted=Trust(TRUSTED))
+        with self.driver(holder) as library:
             taken = take_snapshot(self.host(), ScanOptions(nvml_library=library, code=look))
         return replace(taken, node=replace(taken.node, host_pid_namespace=True))
 
@@ -228,3 +235,21 @@ def test_all_processes_on_a_gpu_are_found(node: Node, cubin: Path) -> None:
         pids, problems = gpu_processes(node.host())
     assert holder.pid in pids
     assert not any("sensor holders" in problem.what for problem in problems)
+
+
+def test_watch_judges_code_and_looks_at_a_process_once(
+    node: Node, cubin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "trust", lambda: Trust(TRUSTED))
+    node.answers("hash-like")
+    with node.running(f"heap:{cubin}") as holder, node.driver(holder) as library:
+        job = judgement.Judgement("/", ScanOptions(nvml_library=library), node.policy, None)
+        vars(job)["host"] = node.host()
+        first = judgement.decode(job(judgement.encode(judgement.Memory())))
+        node.answers("not hash-like")
+        again = judgement.Judgement("/", ScanOptions(nvml_library=library), node.policy, None)
+        vars(again)["host"] = node.host()
+        second = judgement.decode(again(judgement.encode(judgement.Memory(code=first.code))))
+    assert set(about_code(first.report)) == {"gpu_module_hash_like"}
+    assert about_code(second.report) == about_code(first.report)
+    assert [seen.scan.pid for seen in second.code] == [holder.pid]
