@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import struct
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from gpuwarden.code.baseline.entries import Entries, Entry
 from gpuwarden.code.baseline.file_writer import write_baseline
-from gpuwarden.code.baseline.layout import CHUNK_BYTES, HEAD, TABLE_AT
+from gpuwarden.code.baseline.layout import CHUNK_BYTES, HEAD, ORIGIN, TABLE_AT
 from gpuwarden.code.baseline.provenance import Provenance
 from gpuwarden.code.baseline.reader import Baseline, open_baseline, parse_baseline
+from gpuwarden.code.baseline.strings import pack_strings, unpack_strings
 from gpuwarden.errors import Denied, Malformed, Unavailable, UsageError
 from tests.support.baselines import (
     KEY,
@@ -157,46 +159,124 @@ def test_a_file_that_was_cut_is_malformed(length: int, tmp_path: Path) -> None:
         open_baseline(str(file), trusted=TRUSTED)
 
 
+SMALL = packed(collected(DAMAGED[:40]))
+SMALL_HEAD = parse_baseline(SMALL, "a", allow_unsigned=True).head
+
+
+def honest(mutant: bytearray) -> bytes:
+    """A file whose hashes fit its bytes, as a hostile author would make it."""
+    chunks = mutant[SMALL_HEAD.chunks_at :]
+    hashes = b"".join(
+        hashlib.sha256(chunks[at : at + CHUNK_BYTES]).digest()
+        for at in range(0, len(chunks), CHUNK_BYTES)
+    )
+    mutant[TABLE_AT : TABLE_AT + len(hashes)] = hashes
+    table = hashlib.sha256(mutant[TABLE_AT : SMALL_HEAD.chunks_at]).digest()
+    mutant[HEAD.size - len(table) : HEAD.size] = table
+    return bytes(mutant)
+
+
+def used(data: bytes) -> list[str]:
+    """What is wrong with a file, by each way of using it; nothing when all went well."""
+    found: list[str] = []
+    try:
+        baseline = parse_baseline(data, "a", allow_unsigned=True)
+    except (Malformed, Denied) as error:
+        return [str(error)]
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: answers(baseline, DAMAGED[:40]),
+        lambda: list(baseline.entries()),
+        lambda: list(baseline.code_digests()),
+        lambda: list(baseline.origins()),
+        baseline.verify,
+    )
+    for use in uses:
+        try:
+            use()
+        except Malformed as error:
+            found.append(str(error))
+    return found
+
+
 mutations = st.lists(
-    st.tuples(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=8)), max_size=5
+    st.tuples(st.integers(0, len(SMALL) - 1), st.binary(min_size=1, max_size=8)), max_size=5
 )
 
 
 @settings(max_examples=80)
 @given(mutations, st.booleans())
-def test_a_file_with_honest_hashes_and_any_content_gives_answers_or_malformed(
+def test_any_content_under_honest_hashes_gives_answers_or_malformed(
     changes: list[tuple[int, bytes]], whole_head: bool
 ) -> None:
-    mutant = bytearray(packed(collected(DAMAGED[:40])))
+    mutant = bytearray(SMALL)
     for place, change in changes:
-        at = place % len(mutant)
-        mutant[at : at + len(change)] = change[: len(mutant) - at]
-    try:
-        head = parse_baseline(packed(collected(DAMAGED[:40])), "a", allow_unsigned=True).head
-        chunks = mutant[head.chunks_at :]
-        hashes = b"".join(
-            hashlib.sha256(chunks[at : at + CHUNK_BYTES]).digest()
-            for at in range(0, len(chunks), CHUNK_BYTES)
-        )
-        mutant[TABLE_AT : TABLE_AT + len(hashes)] = hashes
-        table = hashlib.sha256(mutant[TABLE_AT : head.chunks_at]).digest()
-        if whole_head:
-            mutant[: HEAD.size] = packed(collected(DAMAGED[:40]))[: HEAD.size]
-        mutant[HEAD.size - 32 : HEAD.size] = table
-        baseline = parse_baseline(bytes(mutant), "a", allow_unsigned=True)
-        uses: tuple[Callable[[], object], ...] = (
-            baseline.verify,
-            lambda: answers(baseline, DAMAGED[:40]),
-            lambda: list(baseline.entries()),
-            lambda: list(baseline.code_digests()),
-        )
-        for use in uses:
-            try:
-                use()
-            except Malformed:
-                pass
-    except (Malformed, Denied):
-        pass
+        mutant[place : place + len(change)] = change[: len(mutant) - place]
+    if whole_head:
+        mutant[: HEAD.size] = SMALL[: HEAD.size]
+    used(honest(mutant))
+
+
+def chunk_at(number: int) -> int:
+    return SMALL_HEAD.chunks_at + number * CHUNK_BYTES
+
+
+ORIGINS_AT = chunk_at(SMALL_HEAD.origin_run.first_chunk)
+LIES = {
+    "the origin of a digest": (chunk_at(0) + 32, "a digest without its origin"),
+    "the code of a digest": (chunk_at(0) + 36, "a digest without its code digest"),
+    "the origin of a code": (chunk_at(1) + 32, "a digest without its origin"),
+    "a text's number": (ORIGINS_AT, "a text that is not there"),
+    "a source": (ORIGINS_AT + ORIGIN.size - 4, "an origin of an unknown source"),
+    "how many strings a chunk holds": (chunk_at(SMALL_HEAD.first_string_chunk), "strings: "),
+    "the first string of a chunk": (SMALL_HEAD.chunks_at - 4, "a text that is not there"),
+    "a first digest": (TABLE_AT + SMALL_HEAD.chunks * 32, "not in order"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_under_honest_hashes_is_malformed(lie: str) -> None:
+    at, said = LIES[lie]
+    mutant = bytearray(SMALL)
+    mutant[at : at + 2] = b"\xf0\x7f"
+    assert any(said in told for told in used(honest(mutant))), used(honest(mutant))
+
+
+def test_digests_out_of_order_are_malformed() -> None:
+    mutant = bytearray(SMALL)
+    size = SMALL_HEAD.digest_run.record_bytes
+    one, two = chunk_at(0) + size, chunk_at(0) + 2 * size
+    mutant[one : one + size], mutant[two : two + size] = (
+        mutant[two : two + size],
+        mutant[one : one + size],
+    )
+    assert "not in order" in used(honest(mutant))[-1]
+
+
+@given(st.lists(st.binary(max_size=60), unique=True, max_size=300))
+def test_strings_come_back(strings: list[bytes]) -> None:
+    texts = sorted({string.hex().encode() for string in strings})
+    chunks, firsts = pack_strings(texts)
+    assert [text.encode() for chunk in chunks for text in unpack_strings(chunk)] == texts
+    assert [texts[first] for first in firsts] == [
+        unpack_strings(chunk)[0].encode() for chunk in chunks
+    ]
+
+
+def test_a_chunk_of_strings_stays_within_its_bounds() -> None:
+    first = struct.pack("<HH", 0, 4000) + b"x" * 4000
+    again = struct.pack("<HH", 4000, 0)
+    for count, body, said in (
+        (2, first + struct.pack("<HH", 4001, 0), "leads out"),
+        (2, first + struct.pack("<HH", 4000, 200) + b"y" * 200, "leads out"),
+        (70, first + again * 69, "more text"),
+        (1, struct.pack("<HH", 0, 1) + b"\xff", "UTF-8"),
+        (9000, b"", "cut short"),
+    ):
+        with pytest.raises(Malformed, match=said):
+            unpack_strings((struct.pack("<H", count) + body).ljust(CHUNK_BYTES, b"\0"))
+    # As many long ones as there may be make chunks that can be read.
+    chunks, _ = pack_strings([b"p" * 4000 + b"%03d" % n for n in range(200)])
+    assert sum(len(unpack_strings(chunk)) for chunk in chunks) == 200
 
 
 @given(st.binary(max_size=TABLE_AT + 100), st.booleans())
