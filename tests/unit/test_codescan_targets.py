@@ -288,14 +288,17 @@ def test_a_large_archive_is_shared_out_and_told_once(tmp_path: Path) -> None:
     assert report.targets[0].files == 8
 
 
-def test_a_jit_cache_is_named_by_its_path(tmp_path: Path) -> None:
+def test_a_jit_cache_is_named_by_its_path_or_what_is_beside(tmp_path: Path) -> None:
+    beside = {"k/x.ttir": b"module {}", "k/x.json": b"{}", "k/y.json": b"{}"}
     caches = {
+        "k/x.cubin": "Triton",
+        "k/y.cubin": "",
         ".nv/ComputeCache/a/b/0123": "CUDA driver",
         ".triton/cache/ABCDEF/kernel.cubin": "Triton",
         "torchinductor_root/triton/0/ABC/k.cubin": "torch.compile",
         "models/kernel.cubin": "",
     }
-    write_tree(tmp_path, {path: code(path) for path in caches})
+    write_tree(tmp_path, {path: code(path) for path in caches} | beside)
     report = scanned(tmp_path)
     assert {
         one.place.members[0]: one.cache for m in report.modules for one in m.sightings

@@ -52,6 +52,8 @@ class Ledger:
         self.documents: dict[str, bytes] = {}
         """Of an image layout, asked about when all its files were read."""
         self.skipped: Counter[str] = Counter()
+        self.caches: dict[str, str] = {}
+        """File of a folder → the JIT cache that the files beside it tell of."""
         self.process: Callable[[], ScannedProcess] | None = None
         """Who it is, asked when all of it was read."""
         self.digest = ""
@@ -167,7 +169,8 @@ class Findings:
             ledger.hidden += 1
         else:
             ledger.modules += 1
-        return Sighting(place=place, cache=cache_of(place), hidden=hidden)
+        beside = ledger.caches.get(place.members[0], "") if place.members else ""
+        return Sighting(place=place, cache=cache_of(place) or beside, hidden=hidden)
 
     def problems(self) -> tuple[Problem, ...]:
         """Those of the files, and layers that an image names and that could not be read."""

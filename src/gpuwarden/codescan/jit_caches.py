@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from gpuwarden.code.module import Place
 from gpuwarden.pattern import pattern
 
@@ -22,3 +24,11 @@ def cache_of(place: Place) -> str:
     """``Triton``, ``CUDA driver``, ``torch.compile``…; empty when the path names none."""
     path = "/".join((place.target, *place.members))
     return next((name for name, shape in _CACHES if shape.search(path)), "")
+
+
+def cache_by_neighbours(name: str, names: Container[str]) -> str:
+    """The cache that files of the same stem tell of, wherever it is: Triton keeps its own
+    representations beside what ptxas made of them."""
+    stem, dot, _ = name.rpartition(".")
+    beside = (f"{stem}.ttir", f"{stem}.ttgir", f"__grp__{stem}.json")
+    return "Triton" if dot and any(other in names for other in beside) else ""

@@ -69,6 +69,8 @@ def scan_code(
                     findings.problem(ledger, one)
                 else:
                     by_number[one.task.number] = ledger
+                    if one.cache:
+                        ledger.caches[one.task.place.members[0]] = one.cache
                     yield one
 
     def documents() -> Iterator[Job]:

@@ -93,7 +93,7 @@ class Targets:
                 shares=shares,
                 in_layout=in_layout,
             )
-            yield Job(task, descriptor, closing(descriptor))
+            yield Job(task, descriptor, closing(descriptor), opened.cache)
 
     def _image(self, image: NamedImage) -> Target:
         name = f"{image.engine}:{image.name}"

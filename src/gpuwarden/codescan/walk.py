@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from gpuwarden.code.module import Place, Problem
+from gpuwarden.codescan.jit_caches import cache_by_neighbours
 
 DEPTH_LIMIT = 200
 """Folders in folders: each is open while what is in it is looked at."""
@@ -41,6 +42,23 @@ class OpenFile(Struct, frozen=True):
     path: tuple[str, ...]
     """Names below the folder; none for a target that is a file itself."""
     size: int
+    cache: str = ""
+    """The JIT cache that the files beside it tell of."""
+
+
+class _Folder:
+    """An open folder that is being walked; its names are read once it is where it is closed."""
+
+    def __init__(self, descriptor: int, path: tuple[str, ...]) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self.names: frozenset[str] = frozenset()
+        self.left: Iterator[str] = iter(())
+
+    def read(self) -> None:
+        """Errors: OSError."""
+        self.names = frozenset(os.listdir(self.descriptor))
+        self.left = iter(sorted(self.names))
 
 
 class Walk:
@@ -75,11 +93,11 @@ class Walk:
 
         What is left out by rule is counted in ``skipped``; what cannot be opened is a Problem.
         """
-        stack: list[tuple[int, Iterator[str], tuple[str, ...]]] = [(folder, iter(("",)), ())]
+        stack = [_Folder(folder, ())]
         try:
-            stack = [(folder, iter(_names(folder)), ())]
+            stack[0].read()
             while stack:
-                directory, names, path = stack[-1]
+                directory, names, path = stack[-1].descriptor, stack[-1].left, stack[-1].path
                 name = next(names, None)
                 if name is None:
                     os.close(directory)
@@ -89,17 +107,17 @@ class Walk:
                 try:
                     found = self._open(directory, name, skipped, depth=len(stack))
                     if isinstance(found, int):
-                        # First, so that it is closed whatever happens.
-                        stack.append((found, iter(()), here))
-                        stack[-1] = (found, iter(_names(found)), here)
+                        stack.append(_Folder(found, here))
+                        stack[-1].read()
                     elif found is not None:
-                        yield OpenFile(found.descriptor, here, found.size)
+                        cache = cache_by_neighbours(name, stack[-1].names)
+                        yield OpenFile(found.descriptor, here, found.size, cache)
                 except OSError as error:
                     place = Place(target=target, members=("/".join(here),))
                     yield Problem(place=place, what="file", reason=_reason(error))
         finally:
-            for directory, _, _ in stack:
-                os.close(directory)
+            for one in stack:
+                os.close(one.descriptor)
 
     def _open(
         self, directory: int, name: str, skipped: Counter[str], depth: int
@@ -135,10 +153,6 @@ def _reopen(descriptor: int, flags: int) -> int:
     """Opens for reading the very file that a path descriptor stands for (open(2), O_PATH)."""
     flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     return os.open(f"/proc/self/fd/{descriptor}", flags)
-
-
-def _names(directory: int) -> list[str]:
-    return sorted(os.listdir(directory))
 
 
 def _reason(error: OSError) -> str:

@@ -42,6 +42,8 @@ class Job(msgspec.Struct):
     close: Callable[[], str]
     """Called once when the task is done or given up; says what went wrong at the other end of a
     stream, or nothing."""
+    cache: str = ""
+    """The JIT cache that the file is in, where more than its path tells."""
 
 
 class Worker:
