@@ -216,6 +216,16 @@ def test_the_process_is_never_stopped_and_grows_by_nothing(cubin: Path, tmp_path
         assert about(report, holder.pid).memory_bytes < 128 << 20
 
 
+def test_a_process_whose_first_thread_has_ended_is_read_all_the_same(cubin: Path) -> None:
+    with holding(f"heap:{cubin}", f"file:{cubin}", "leave:first") as holder:
+        holder.counted()
+        assert "(zombie)" in Path(f"/proc/{holder.pid}/status").read_text()
+        report = look(holder.pid)
+        assert {f.module.digest for f in at(report, holder, "heap")} == digests(cubin)
+        assert any(s.place.members for f in report.modules for s in f.sightings)
+        assert about(report, holder.pid).incomplete == ""
+
+
 def test_what_is_no_file_and_no_memory_is_never_read(cubin: Path) -> None:
     with holding("ring:65536", f"heap:{cubin}") as holder:
         start, size = holder.held["ring"]

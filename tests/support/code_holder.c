@@ -6,6 +6,7 @@
  * (a private mapping of the file whose first byte was written as it was), freed (malloc, and freed
  * at once), file (the file itself, mapped), sparse:BYTES (a reservation, one page of it used),
  * ring:BYTES (what is no file's: the ring of a packet socket, as a device's memory would be).
+ * With leave:FIRST the first thread ends once all is held, and another one counts.
  *
  * Prints a line "WAY ADDRESS BYTES" each, then "ready", and for each line it reads how far it has
  * counted.
@@ -15,6 +16,7 @@
 #include <fcntl.h>
 #include <linux/if_packet.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,28 +131,42 @@ static void *hold(const char *way, const char *path, size_t *bytes)
 	return at;
 }
 
-int main(int count, char **words)
+static void *count_up(void *unused)
 {
-	page = (size_t)sysconf(_SC_PAGESIZE);
-	for (int i = 1; i < count; i++) {
-		char *path = strchr(words[i], ':');
-		if (!path)
-			errx(1, "expected WAY:FILE, not %s", words[i]);
-		*path++ = 0;
-		size_t bytes;
-		uintptr_t at = (uintptr_t)hold(words[i], path, &bytes);
-		printf("%s %ju %zu\n", words[i], (uintmax_t)at, bytes);
-	}
-	puts("ready");
-	fflush(stdout);
 	struct pollfd asked = {.fd = 0, .events = POLLIN};
 	for (unsigned long counted = 0;; counted++) {
 		if (poll(&asked, 1, 1) <= 0)
 			continue;
 		char line[16];
 		if (read(0, line, sizeof line) <= 0)
-			return 0;
+			exit(0);
 		printf("%lu\n", counted);
 		fflush(stdout);
 	}
+	return unused;
+}
+
+int main(int count, char **words)
+{
+	page = (size_t)sysconf(_SC_PAGESIZE);
+	int leaves = 0;
+	for (int i = 1; i < count; i++) {
+		char *path = strchr(words[i], ':');
+		if (!path)
+			errx(1, "expected WAY:FILE, not %s", words[i]);
+		*path++ = 0;
+		if (!strcmp(words[i], "leave")) {
+			leaves = 1;
+			continue;
+		}
+		size_t bytes;
+		uintptr_t at = (uintptr_t)hold(words[i], path, &bytes);
+		printf("%s %ju %zu\n", words[i], (uintmax_t)at, bytes);
+	}
+	puts("ready");
+	fflush(stdout);
+	pthread_t other;
+	if (leaves && !pthread_create(&other, NULL, count_up, NULL))
+		pthread_exit(NULL);
+	count_up(NULL);
 }

@@ -20,7 +20,8 @@ def build() -> Path:
     program = library_directory() / "code_holder"
     if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
         subprocess.run(
-            ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, SOURCE], check=True
+            ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, SOURCE],
+            check=True,
         )
         program.chmod(0o755)
     return program
