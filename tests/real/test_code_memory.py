@@ -13,13 +13,13 @@ import pytest
 
 from gpuwarden.code.module import Place
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess
-from gpuwarden.codescan import memory_parts
+from gpuwarden.codescan import memory_parts, process_memory
 from gpuwarden.codescan import processes as processes_module
 from gpuwarden.codescan.process_memory import ProcessMemory
 from gpuwarden.codescan.processes import FREED, Processes, target_name
 from gpuwarden.codescan.scan import scan_code
 from gpuwarden.codescan.tasks import Span
-from gpuwarden.errors import UsageError
+from gpuwarden.errors import Denied, UsageError
 from gpuwarden.host import Host
 from tests.support import nvcc
 from tests.support.code_holder import CodeHolder, holding
@@ -224,6 +224,31 @@ def test_a_process_whose_first_thread_has_ended_is_read_all_the_same(cubin: Path
         assert {f.module.digest for f in at(report, holder, "heap")} == digests(cubin)
         assert any(s.place.members for f in report.modules for s in f.sightings)
         assert about(report, holder.pid).incomplete == ""
+
+
+def test_without_the_right_to_follow_links_files_are_found_by_their_paths(
+    monkeypatch: pytest.MonkeyPatch, cubin: Path, tmp_path: Path
+) -> None:
+    """As for another user than root; a path that leads elsewhere by now is not followed."""
+    opened = process_memory._opened
+
+    def refused(path: str | bytes, flags: int, directory: int | None = None) -> int:
+        if os.fsdecode(path).startswith("map_files/"):
+            raise Denied("no right to")
+        return opened(path, flags, directory)
+
+    monkeypatch.setattr(process_memory, "_opened", refused)
+    replaced = tmp_path / "replaced"
+    replaced.write_bytes(cubin.read_bytes())
+    with holding(f"file:{cubin}", f"heap:{cubin}") as one, holding(f"file:{replaced}") as two:
+        (tmp_path / "other").write_bytes(nvcc.ptx("reduction").read_bytes())
+        (tmp_path / "other").rename(replaced)
+        report = look(one.pid, two.pid)
+    (found,) = report.modules
+    assert {found.module.digest} == digests(cubin)
+    assert {s.place.target for s in found.sightings} == {target_name(one.pid)}
+    assert about(report, one.pid).incomplete == ""
+    assert "CAP_CHECKPOINT_RESTORE" in about(report, two.pid).incomplete
 
 
 def test_what_is_no_file_and_no_memory_is_never_read(cubin: Path) -> None:

@@ -156,7 +156,7 @@ class ProcessMemory:
             try:
                 handle = self._handle(regions)
             except GpuwardenError as error:
-                yield regions[0], str(error)
+                yield regions[0], f"{error}; {error.remedy}" if error.remedy else str(error)
                 continue
             try:
                 status = os.fstat(handle)
@@ -193,8 +193,11 @@ class ProcessMemory:
             name = f"map_files/{region.start:x}-{region.end:x}"
             try:
                 return _opened(name, os.O_PATH, self._directory)
-            except Denied as error:
-                denied = error
+            except Denied:
+                denied = Denied(
+                    "its link in map_files may not be followed",
+                    remedy="run with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE",
+                )
                 break
             except Unavailable:
                 continue
