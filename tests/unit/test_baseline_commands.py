@@ -28,9 +28,6 @@ Run = Callable[..., tuple[int, str, str]]
 def no_keys_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     keys = tmp_path / "trusted"
     monkeypatch.setattr(known_code, "KEY_DIRECTORY", str(keys))
-    monkeypatch.setattr(
-        known_code.trust, "__kwdefaults__", {"allow_unsigned": False, "directory": str(keys)}
-    )
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.chdir(tmp_path)
     return keys

@@ -31,15 +31,15 @@ class Trust(Struct, frozen=True):
 
 
 def trust(
-    key_files: Sequence[str] = (), *, allow_unsigned: bool = False, directory: str = KEY_DIRECTORY
+    key_files: Sequence[str] = (), *, allow_unsigned: bool = False, directory: str | None = None
 ) -> Trust:
-    """The trusted keys: every ``*.pem`` of the directory, and the files named.
+    """The trusted keys: every ``*.pem`` of the directory (KEY_DIRECTORY), and the files named.
 
     Errors: UsageError when a named file holds no key; Denied when others than root may change the
     directory or a key in it.
     """
     keys = {read_public(_read(path, path), path) for path in key_files}
-    keys.update(read_public(raw, path) for path, raw in _installed_keys(directory))
+    keys.update(read_public(raw, path) for path, raw in _installed_keys(directory or KEY_DIRECTORY))
     return Trust(frozenset(keys), allow_unsigned)
 
 
