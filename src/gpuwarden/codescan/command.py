@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuwarden.code.baseline.known import Baselines
+from gpuwarden.code.baseline.reader import Baseline
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Module, Problem
 from gpuwarden.code.report import CodeReport, Standing
@@ -56,14 +57,34 @@ def scan(arguments: argparse.Namespace, tell: Tell, *, width: int, colour: bool)
     check_targets(arguments)
     baselines = baselines_of(arguments)
     assess = assessor(Baselines(baselines), judge=_unjudged if arguments.no_judge else None)
-    options = Options(
-        kernels=arguments.kernels or arguments.format == "json",
-        judged=not arguments.no_judge,
-        baselines=tuple(map(described, baselines)),
-    )
+    options = options_of(arguments, baselines, judged=not arguments.no_judge)
     judged = _without_judgement(assess) if arguments.no_judge else assess
     report = look(arguments, judged, options, tell)
     code = exit_code(report, all_layers=arguments.all_layers)
+    return told_of(report, code, arguments, baselines, width=width, colour=colour)
+
+
+def options_of(
+    arguments: argparse.Namespace, baselines: Sequence[Baseline], *, judged: bool
+) -> Options:
+    """How a look is taken for what is to be told."""
+    return Options(
+        kernels=arguments.kernels or arguments.format == "json",
+        judged=judged,
+        baselines=tuple(map(described, baselines)),
+    )
+
+
+def told_of(
+    report: CodeReport,
+    code: int,
+    arguments: argparse.Namespace,
+    baselines: Sequence[Baseline],
+    *,
+    width: int,
+    colour: bool,
+) -> Told:
+    """A report as the command line asks for it."""
     complaint = warnings_of(baselines)
     if arguments.format == "json":
         return Told(json_text(report), code, complaint)

@@ -7,22 +7,17 @@ import argparse
 from gpuwarden.code.baseline.known import Baselines, Lookup
 from gpuwarden.code.report import CodeReport, FoundModule
 from gpuwarden.code.standing import JitRule, assessor
-from gpuwarden.codescan.command import Tell, Told, look
+from gpuwarden.codescan.command import Tell, Told, look, options_of, told_of
 from gpuwarden.codescan.flags import check_targets
 from gpuwarden.codescan.installed_driver import installed_driver
 from gpuwarden.codescan.known_code import (
     baselines_of,
-    described,
     jit_rules,
     open_profile,
     trust,
-    warnings_of,
 )
-from gpuwarden.codescan.scan import Options
 from gpuwarden.errors import UsageError
 from gpuwarden.host import Host
-from gpuwarden.outputs.code_table import Wanted, render
-from gpuwarden.outputs.words import json_text
 from gpuwarden.policy import Policy
 
 ALL_KNOWN, UNKNOWN, UNREAD = 0, 1, 2
@@ -52,21 +47,10 @@ def verify(
     if len(driver):
         asked_of.append(driver)
     assess = assessor(Baselines(asked_of), rules)
-    options = Options(
-        kernels=arguments.kernels or arguments.format == "json",
-        judged=True,
-        baselines=tuple(map(described, baselines)),
-    )
+    options = options_of(arguments, baselines, judged=True)
     report = look(arguments, assess, options, tell)
     code = exit_code(report, all_layers=arguments.all_layers)
-    complaint = warnings_of(baselines)
-    if arguments.format == "json":
-        return Told(json_text(report), code, complaint)
-    wanted = Wanted(
-        every_module=arguments.list, kernels=arguments.kernels, all_layers=arguments.all_layers
-    )
-    text = render(report, width=width, colour=colour, exit_code=code, wanted=wanted)
-    return Told(text, code, complaint)
+    return told_of(report, code, arguments, baselines, width=width, colour=colour)
 
 
 def exit_code(report: CodeReport, *, all_layers: bool = False) -> int:
