@@ -199,8 +199,9 @@ def test_a_baseline_that_is_not_trusted_leaves_the_code_not_evaluated(
 
 def test_without_time_nothing_is_called_clean(node: Node, cubin: Path) -> None:
     with node.running(f"heap:{cubin}") as holder:
-        look = LiveCode(node.policy, trusted=Trust(TRUSTED), seconds=-1.0)
+        look = LiveCode(node.policy, trusted=Trust(TRUSTED), seconds=-1.0, again_after_seconds=600)
         report = judge(node.snapshot(holder, look), node.policy)
+    assert look.remembered() == (), "it is looked at again"
     states = {(r.state, "no time" in r.reason) for r in report.rules if r.rule in RULES}
     assert states == {("not-evaluated", True)}
 
