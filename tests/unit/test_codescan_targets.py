@@ -222,6 +222,13 @@ def test_names_in_archives_lead_nowhere(tmp_path: Path, name: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_member_without_a_name_is_read_like_the_others(tmp_path: Path) -> None:
+    # zipfile ends a name at its first NUL, and has no use for an empty one.
+    data = zip_of({"QQ": code("nameless"), "z": code("last")}).replace(b"QQ", b"\0Q")
+    (tmp_path / "x.zip").write_bytes(data)
+    assert names(scanned(tmp_path / "x.zip")) == ["last", "nameless"]
+
+
 def test_links_devices_and_pipes_in_archives_are_harmless(tmp_path: Path) -> None:
     entries = {
         "link": Entry(kind=b"2", link="/etc/passwd"),

@@ -83,7 +83,8 @@ class ZipArchive:
         for member in self._members:
             if self._is_over:
                 return
-            if member.is_dir() or member.file_size == 0:
+            # zipfile's own is_dir cannot take an empty name.
+            if member.filename.endswith("/") or member.file_size == 0:
                 continue
             refusal = "encrypted" if member.flag_bits & ENCRYPTED else ""
             data = _Contents(self, member)
