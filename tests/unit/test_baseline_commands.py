@@ -18,6 +18,7 @@ from gpuwarden.codescan import known_code
 from gpuwarden.codescan.baseline_commands import moment_of_building
 from gpuwarden.codescan.known_code import trust
 from gpuwarden.errors import Denied, UsageError
+from tests.support.code_scans import docker_archive, tar_of
 from tests.support.gpu_images import EntryImage, entry, fatbin, program
 from tests.support.wheels import built, library, wheel
 
@@ -104,6 +105,19 @@ def test_a_wheel_becomes_a_signed_baseline_that_says_what_it_knows(
         1700000000,
     )
     assert document["packages"][0]["package"] == "torch"
+
+
+def test_an_image_is_named_by_its_reference_and_digest(run: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "saved.tar", tmp_path / "image.baseline"
+    below = tar_of({"opt/a.so": library(built(1)), "opt/gone.so": library(built(2))})
+    above = tar_of({"opt/.wh.gone.so": b""})
+    path.write_bytes(docker_archive([below, above], tags=("example/app:1",)))
+    code, text, _ = run("baseline", "build", "-o", out, path)
+    assert (code, ": 1 digests, " in text) == (0, True)
+    assert "1 left out, hidden by a later layer of its image" in text
+    [origin] = open_baseline(str(out), allow_unsigned=True).origins()
+    assert origin.title == "example/app:1 opt/a.so"
+    assert origin.container_digest.startswith("sha256:")
 
 
 def test_the_same_targets_give_the_same_file(run: Run, tmp_path: Path) -> None:

@@ -161,6 +161,9 @@ def test_images_and_processes_are_named_by_themselves() -> None:
     origin = Origins(LABEL).of(image, layered)
     assert (origin.package, origin.file) == ("registry.example/app:1", "usr/lib/a.so!x.o")
     assert (origin.container, origin.container_digest) == ("registry.example/app:1", "sha256:ab")
+    saved = ScannedTarget(name="saved.tar", what="image", digest="sha256:ab", image="app:2")
+    origin = Origins(LABEL).of(saved, place("saved.tar", "layer.tar", "opt/a.so"))
+    assert (origin.title, origin.container) == ("app:2 opt/a.so", "app:2")
     process = Origins(LABEL).of(target("pid 7", "process"), place("pid 7", mapping="[heap]"))
     assert process.title == "pid 7 [heap]"
 

@@ -83,6 +83,8 @@ class ScannedTarget(Record, frozen=True, kw_only=True):
     what: TargetKind
     digest: str = ""
     """Of an image: its manifest's or its configuration's, as the archive says."""
+    image: str = ""
+    """The reference that the archive gives its image; of several, all."""
     read_bytes: int = 0
     """Read of it as it is stored."""
     files: int = 0

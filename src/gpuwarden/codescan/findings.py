@@ -84,6 +84,7 @@ class Ledger:
             name=self.name,
             what="image" if images and self.what == "folder" else self.what,
             digest=self.digest or ", ".join(image.digest for image in images[:4] if image.digest),
+            image=", ".join(dict.fromkeys(image.name for image in images[:4] if image.name)),
             read_bytes=self.read_bytes,
             files=self.files,
             modules=self.modules,

@@ -46,9 +46,9 @@ class Origins:
         if target.what == "image":
             # The first member is the layer, whose name says nothing to a person.
             return self._labelled(
-                package=target.name,
+                package=target.image or target.name,
                 file="!".join(place.members[1:]),
-                container=target.name,
+                container=target.image or target.name,
                 container_digest=target.digest,
             )
         if target.what == "process":
