@@ -40,13 +40,16 @@ def sweep(
     end: int | None = None,
     found_by: FoundBy = "sweep",
     section: str = "",
+    haystack: Haystack | None = None,
 ) -> Iterator[Found]:
     """The modules in [start, end) of ``data`` in the order of their offsets.
 
-    ``place.offset``, when it is there, is the address of the first byte of ``data``.
+    ``place.offset``, when it is there, is the address of the first byte of ``data``. ``haystack``
+    is that of ``data`` or of more behind it, if it was searched already.
     """
     place = place_found(place, found_by, section)
-    yield from _Sweep(data if end is None else data[:end], place, bounds, start).modules()
+    whole = data if end is None else data[:end]
+    yield from _Sweep(whole, place, bounds, start, haystack=haystack).modules()
 
 
 class _Exhausted(Exception):
@@ -55,10 +58,18 @@ class _Exhausted(Exception):
 
 class _Sweep:
     def __init__(
-        self, data: memoryview, place: Place, bounds: Bounds, start: int = 0, *, depth: int = 0
+        self,
+        data: memoryview,
+        place: Place,
+        bounds: Bounds,
+        start: int = 0,
+        *,
+        depth: int = 0,
+        haystack: Haystack | None = None,
     ) -> None:
         self.data, self.place, self.bounds = data, place, bounds
         self.start, self.end, self.depth = start, len(data), depth
+        self.haystack = haystack or Haystack(data)
         size = self.end - start
         self.false_starts = bounds.false_starts
         self.effort = EFFORT_FACTOR * size + EFFORT_FLOOR_BYTES
@@ -85,7 +96,7 @@ class _Sweep:
             (amdgpu.BUNDLE_MAGIC, self._bundle),
             (amdgpu.COMPRESSED_MAGIC, self._compressed),
         )
-        find, at = Haystack(self.data).find, self.start
+        find, at = self.haystack.find, self.start
         while at < self.end:
             # All magics in a piece that the cache holds, and none where an image was found already.
             stop = min(at + PIECE_BYTES, self.end)

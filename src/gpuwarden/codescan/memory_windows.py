@@ -29,6 +29,7 @@ LIMIT_BYTES = 320 << 20
 """A module that is larger is cut, and then said to be."""
 GAP_JOINED_BYTES = 64 << 10
 """Spans as near as this are read as one: what lies between reads as zeros."""
+TEXTS_LIMIT = 100_000
 TEXT_BEYOND_BYTES = 1 << 20
 """PTX says nothing of its length: of a longer one that crosses ``stop`` the rest is lost."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -39,7 +40,9 @@ class MemoryWindow(Struct, frozen=True):
 
     address: int
     data: memoryview
-    is_marked: bool = True
+    haystack: Haystack
+    """That of the data and perhaps more behind it."""
+    is_marked: bool
     """Whether anything in it begins as GPU code does; else there is none."""
 
 
@@ -83,7 +86,8 @@ class Memory:
             # Beyond the spans that hang together only for what says that it is longer.
             end = at + size if size > WINDOW_BYTES else min(joined, at + size, self._last)
             data = self._filled(at, end)
-            extents = extents_of(data)
+            haystack = Haystack(data)
+            extents = extents_of(data, haystack)
             cut = len(data)
             if end < joined or any(cut < one.end <= one.start + LIMIT_BYTES for one in extents):
                 cut = cut_at(data, LIMIT_BYTES, extents)
@@ -94,8 +98,8 @@ class Memory:
             size = WINDOW_BYTES
             cut = cut or len(data)
             self._told(cut)
-            is_marked = bool(extents) or Haystack(data).find(ptx.MARK, 0, cut) >= 0
-            yield MemoryWindow(at, data[:cut], is_marked)
+            is_marked = bool(haystack.find_all(ptx.MARK, TEXTS_LIMIT) or extents)
+            yield MemoryWindow(at, data[:cut], haystack, is_marked)
             at += cut
 
     @property
@@ -172,7 +176,7 @@ def memory_modules(
         if not window.is_marked:
             continue
         here = Place(target=place.target, members=place.members, offset=window.address)
-        for found in sweep(window.data, here, bounds):
+        for found in sweep(window.data, here, bounds, haystack=window.haystack):
             yield _named(found, memory)
     if memory.has_ended:
         yield Problem(

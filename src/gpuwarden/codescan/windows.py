@@ -116,18 +116,17 @@ def cut_at(view: memoryview, limit: int, extents: Sequence[Extent] | None = None
     return cut
 
 
-def extents_of(view: memoryview) -> list[Extent]:
-    """Each fatbin and code object, whether it is one or only looks so; bounded."""
-    find, size = Haystack(view).find, len(view)
-    found: list[Extent] = []
-    for mark, end_of in _ENDS:
-        at = find(mark, 0, size)
-        for _ in range(CANDIDATES_LIMIT):
-            if at < 0:
-                break
-            found.append(Extent(at, end_of(view, at)))
-            at = find(mark, at + len(mark), size)
-    return found
+def extents_of(view: memoryview, haystack: Haystack | None = None) -> list[Extent]:
+    """Each fatbin and code object, whether it is one or only looks so; bounded.
+
+    ``haystack``, that of the view, knows their beginnings then.
+    """
+    haystack = haystack or Haystack(view)
+    return [
+        Extent(at, end_of(view, at))
+        for mark, end_of in _ENDS
+        for at in haystack.find_all(mark, CANDIDATES_LIMIT)
+    ]
 
 
 def text_end(view: memoryview) -> int:
