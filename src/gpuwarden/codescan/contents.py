@@ -172,16 +172,19 @@ class Examiner:
         if size < SMALLEST_MODULE_BYTES:
             return
         view = memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-        self._buffer(view, place, 0)
-        self._board.count(size)
+        before = self._board.read_bytes
+        self._buffer(view, place, 0, is_mapped=True)
+        self._board.count(size - (self._board.read_bytes - before))
 
-    def _buffer(self, view: memoryview, place: Place, depth: int) -> None:
+    def _buffer(
+        self, view: memoryview, place: Place, depth: int, *, is_mapped: bool = False
+    ) -> None:
         if zips.is_zip(view):
             self._zip(view, place, depth)
         elif is_debian(bytes(view[:HEAD_BYTES])):
             self._debian(view, place, depth)
         else:
-            self._found(modules_in(view, place, self._bounds))
+            self._found(modules_in(view, place, self._bounds), is_mapped=is_mapped)
 
     def _content(
         self, stream: Buffered, place: Place, depth: int, outer: images.ArchiveNotes | None = None
@@ -328,9 +331,13 @@ class Examiner:
 
     # ------------------------------------------------------------------------------ modules
 
-    def _found(self, found: Iterable[Located | Problem]) -> None:
+    def _found(self, found: Iterable[Located | Problem], *, is_mapped: bool = False) -> None:
+        reached = 0
         for one in found:
-            self._board.count(0)
+            # How far it has come in a file that is mapped, where nothing is read piece by piece.
+            offset = one.place.offset or 0
+            self._board.count(offset - reached if is_mapped and offset > reached else 0)
+            reached = max(reached, offset)
             if isinstance(one, Problem):
                 self._problem(one)
             elif self._share.is_mine(len(one.stored)):

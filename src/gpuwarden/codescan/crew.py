@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -56,8 +57,12 @@ class Crew:
         self._workers.clear()
 
     def read_bytes(self) -> int:
-        """Of the jobs that are being worked on."""
-        return sum(worker.board.look()[0] for worker in self._workers if worker.jobs)
+        """Of the jobs that are being worked on, about: a file that is shared out counts once."""
+        return sum(
+            worker.board.look()[0] // _shares(worker.jobs[0])
+            for worker in self._workers
+            if worker.jobs
+        )
 
     def answers(self, jobs: Iterator[Job]) -> Told:
         """Does all the jobs; each answer with its job, those of one job in order and ``Done`` last.
@@ -65,12 +70,15 @@ class Crew:
         A job is taken from ``jobs`` when somebody has time for it. Errors: Unavailable when no
         child can be made.
         """
+        tick_at = time.monotonic() + TICK_SECONDS
         while True:
             has_more = self._hand_out(jobs)
             if not has_more and not any(worker.jobs for worker in self._workers):
                 return
             yield from self._heard()
-            self._tick()
+            if time.monotonic() >= tick_at:
+                self._tick()
+                tick_at = time.monotonic() + TICK_SECONDS
 
     def _hand_out(self, jobs: Iterator[Job]) -> bool:
         """Gives jobs to all who have time; whether there are more."""
@@ -155,6 +163,11 @@ def _bytes_of(job: Job) -> int:
     """What a job is taken to have read that did not come to its end."""
     task = job.task
     return (task.size or 0) if isinstance(task, FileTask) else 0
+
+
+def _shares(job: Job) -> int:
+    task = job.task
+    return task.shares if isinstance(task, FileTask) else 1
 
 
 def _is_small(job: Job) -> bool:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -128,20 +128,19 @@ class Worker:
                 self._note_movement()
         return said
 
-    def _frames(self) -> list[bytes]:
-        frames: list[bytes] = []
-        at = 0
-        while at + LENGTH.size <= len(self._received):
-            size = LENGTH.unpack_from(self._received, at)[0]
+    def _frames(self) -> Iterator[bytes]:
+        """Whole frames, in order, each taken before what comes after it is looked at."""
+        while len(self._received) >= LENGTH.size:
+            size = LENGTH.unpack_from(self._received)[0]
             if size > FRAME_LIMIT_BYTES:
                 raise Malformed(f"an answer of {size} bytes")
-            if at + LENGTH.size + size > len(self._received):
+            end = LENGTH.size + size
+            if end > len(self._received):
                 break
-            at += LENGTH.size
-            frames.append(bytes(self._received[at : at + size]))
-            at += size
-        del self._received[:at]
-        return frames
+            frame = bytes(self._received[LENGTH.size : end])
+            # From the front of a bytearray this costs nothing.
+            del self._received[:end]
+            yield frame
 
     def _cpu_seconds(self) -> float:
         try:
