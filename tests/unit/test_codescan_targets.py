@@ -229,6 +229,26 @@ def test_a_member_without_a_name_is_read_like_the_others(tmp_path: Path) -> None
     assert names(scanned(tmp_path / "x.zip")) == ["last", "nameless"]
 
 
+def test_an_archive_that_cannot_be_read_is_looked_at_as_bytes(tmp_path: Path) -> None:
+    data = zip_of({"a.cubin": code("stored")}, zipfile.ZIP_STORED)
+    (tmp_path / "x.zip").write_bytes(data.replace(b"PK\1\2", b"PK\1\0"))
+    report = scanned(tmp_path / "x.zip")
+    assert names(report) == ["stored"]
+    assert len(report.problems) == 1
+
+
+def test_names_that_are_no_text_are_told_escaped(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(folder)
+    write_tree(tmp_path, {"a": code("a")})
+    os.rename(tmp_path / "a", folder + b"/\x80.cubin")
+    report = scanned(os.fsdecode(folder))
+    place = module_of(report, "a").sightings[0].place
+    assert place.target == f"{tmp_path}/\\xff\\xfe"
+    assert place.members == ("\\x80.cubin",)
+    assert names(scanned(tmp_path)) == ["a"]
+
+
 def test_links_devices_and_pipes_in_archives_are_harmless(tmp_path: Path) -> None:
     entries = {
         "link": Entry(kind=b"2", link="/etc/passwd"),

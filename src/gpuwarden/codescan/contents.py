@@ -270,8 +270,13 @@ class Examiner:
                 self._content(Buffered(stream), place, depth + 1, archive)
 
     def _zip(self, view: memoryview, place: Place, depth: int) -> None:
-        archive = zips.ZipArchive(view, self._budget, self._bounds.members)
         self._is_archive(place)
+        try:
+            archive = zips.ZipArchive(view, self._budget, self._bounds.members)
+        except Malformed:
+            # What cannot be read as an archive is looked at as bytes, and a problem all the same.
+            self._found(modules_in(view, place, self._bounds))
+            raise
         for member in archive.members():
             if place.members == () and member.name.endswith(WHEEL_MEMBER):
                 self._what = "wheel"

@@ -12,7 +12,7 @@ from gpuwarden.code.report import ScannedProcess, TargetKind
 from gpuwarden.codescan.image_names import ENGINES, Export, NamedImage, find_image
 from gpuwarden.codescan.images import INDEX
 from gpuwarden.codescan.tasks import FileTask
-from gpuwarden.codescan.walk import OpenFile, Walk
+from gpuwarden.codescan.walk import OpenFile, Walk, shown
 from gpuwarden.codescan.worker import Job
 from gpuwarden.errors import Unavailable, UsageError
 
@@ -60,6 +60,7 @@ class Targets:
             found = self._walk.file(name)
         except OSError as error:
             raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from error
+        name = shown(name)
         if isinstance(found, int):
             skipped: Counter[str] = Counter()
             is_layout = all(_has(found, one) for one in (INDEX, LAYOUT_MARK))

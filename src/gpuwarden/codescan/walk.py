@@ -103,7 +103,7 @@ class Walk:
                     os.close(directory)
                     stack.pop()
                     continue
-                here = (*path, name)
+                here = (*path, shown(name))
                 try:
                     found = self._open(directory, name, skipped, depth=len(stack))
                     if isinstance(found, int):
@@ -147,6 +147,11 @@ class Walk:
             return None
         finally:
             os.close(looked_at)
+
+
+def shown(name: str) -> str:
+    """A name as text that can be told: bytes of it that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _reopen(descriptor: int, flags: int) -> int:
