@@ -32,8 +32,10 @@ class Family(Struct, frozen=True):
     key: str
     words: tuple[int, ...]
     algorithm: str = ""
-    implies: str = ""
-    """A table that this one holds, which is not named beside it."""
+    implies: tuple[str, ...] = ()
+    """Tables that say no more than this one, and are not named beside it."""
+    enough: int = 0
+    """Words that name the algorithm; 0 for half the table."""
 
 
 def _primes(count: int) -> list[int]:
@@ -187,9 +189,20 @@ def families() -> tuple[Family, ...]:
         ("xorwow_mrg", "", [362437, 0x5851F42D, 4294944443, 4294967087, 0xD9F5B8CF]),
         ("splitmix", "", [0xBF58476D, 0x1CE4E5B9, 0x94D049BB, 0x133111EB, 0x7F4A7C15]),
     )  # fmt: skip
-    implied = {"sha512": "sha256", "iv512": "iv256"}
+    implied = {
+        "sha256": ("iv256",),
+        "sha512": ("sha256", "iv512", "iv256"),
+        "iv512": ("iv256",),
+    }
+    # BLAKE-256 has the first 16 words of pi.
     return tuple(
-        Family(key, tuple(sorted(set(words) - {0})), algorithm, implied.get(key, ""))
+        Family(
+            key,
+            tuple(sorted(set(words) - {0})),
+            algorithm,
+            implied.get(key, ()),
+            8 if key == "pi" else 0,
+        )
         for key, algorithm, words in tables
     )
 
@@ -245,7 +258,7 @@ def named_algorithms(*word_sets: Words) -> tuple[str, ...]:
     named: set[str] = set()
     for words in word_sets:
         named |= _families_in(words)
-    named -= {one.implies for one in families() if one.key in named}
+    named -= {key for one in families() if one.key in named for key in one.implies}
     algorithms = [one.algorithm for one in families() if one.key in named and one.algorithm]
     if "progpow" in named:
         algorithms.append("ProgPoW")
@@ -262,6 +275,7 @@ def _families_in(words: Words) -> set[str]:
     keys = set()
     for number, one in enumerate(families()):
         needed = len(one.words) if len(one.words) < FEW else SHARE_TO_NAME * len(one.words)
+        needed = one.enough or needed
         if (found if len(one.words) < FEW else counted)[number] >= needed:
             keys.add(one.key)
     if "kiss99" in keys and FNV_PRIME in present:
