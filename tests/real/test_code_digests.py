@@ -50,6 +50,13 @@ def _elsewhere(name: str, *options: str) -> Builder:
     return build
 
 
+def _here(name: str) -> Builder:
+    def build(folder: Path) -> Module:
+        return _one(nvcc.cubin(name))
+
+    return build
+
+
 def _renamed(folder: Path) -> Module:
     return _one(nvcc.cubin(_copied("sha256", folder).rename(folder / "other.cu"), "80", at=folder))
 
@@ -69,17 +76,17 @@ def _among_others(folder: Path) -> Module:
 
 # What changes, source, both builds, whether the image's digest and the code's stay.
 CASES: dict[str, tuple[Builder, Builder, bool, bool]] = {
-    "nothing, in another folder": (_elsewhere("sha256"), _elsewhere("sha256"), True, True),
-    "the file's name": (_elsewhere("sha256"), _renamed, True, True),
-    "host debugging": (_elsewhere("sha256"), _in_a_host_object("-g"), True, True),
-    "the other targets": (_elsewhere("sha256"), _among_others, True, True),
+    "nothing, in another folder": (_here("sha256"), _elsewhere("sha256"), True, True),
+    "the file's name": (_here("sha256"), _renamed, True, True),
+    "host debugging": (_here("sha256"), _in_a_host_object("-g"), True, True),
+    "the other targets": (_here("sha256"), _among_others, True, True),
     "the folder, with line numbers": (
         _elsewhere("sha256", "-lineinfo"),
         _elsewhere("sha256", "-lineinfo"),
         False,
         True,
     ),
-    "line numbers or none": (_elsewhere("sha256"), _elsewhere("sha256", "-lineinfo"), False, True),
+    "line numbers or none": (_here("sha256"), _elsewhere("sha256", "-lineinfo"), False, True),
     "the folder, with device debugging": (
         _elsewhere("sha256", "-G"),
         _elsewhere("sha256", "-G"),
@@ -99,13 +106,13 @@ CASES: dict[str, tuple[Builder, Builder, bool, bool]] = {
         True,
     ),
     "a limit of registers that is not met": (
-        _elsewhere("keccak"),
+        _here("keccak"),
         _elsewhere("keccak", "-maxrregcount=128"),
         False,
         True,
     ),
     "the virtual architecture": (
-        _elsewhere("sha256"),
+        _here("sha256"),
         lambda folder: _one(
             nvcc.made(
                 "other.cubin",
@@ -118,8 +125,8 @@ CASES: dict[str, tuple[Builder, Builder, bool, bool]] = {
         False,
         True,
     ),
-    "optimization": (_elsewhere("sha256"), _elsewhere("sha256", "-Xptxas=-O1"), False, False),
-    "a table of constants": (_elsewhere("constants_a"), _elsewhere("constants_b"), False, False),
+    "optimization": (_here("sha256"), _elsewhere("sha256", "-Xptxas=-O1"), False, False),
+    "a table of constants": (_here("constants_a"), _here("constants_b"), False, False),
 }
 
 
