@@ -23,6 +23,7 @@ from gpuwarden.errors import Denied, UsageError
 from gpuwarden.host import Host
 from tests.support import nvcc
 from tests.support.code_holder import CodeHolder, holding
+from tests.support.containers import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -218,8 +219,8 @@ def test_the_process_is_never_stopped_and_grows_by_nothing(cubin: Path, tmp_path
 
 def test_a_process_whose_first_thread_has_ended_is_read_all_the_same(cubin: Path) -> None:
     with holding(f"heap:{cubin}", f"file:{cubin}", "leave:first") as holder:
-        holder.counted()
-        assert "(zombie)" in Path(f"/proc/{holder.pid}/status").read_text()
+        status = Path(f"/proc/{holder.pid}/status")
+        wait_until(lambda: "(zombie)" in status.read_text(), "the first thread's end")
         report = look(holder.pid)
         assert {f.module.digest for f in at(report, holder, "heap")} == digests(cubin)
         assert any(s.place.members for f in report.modules for s in f.sightings)

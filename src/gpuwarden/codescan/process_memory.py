@@ -147,12 +147,15 @@ class ProcessMemory:
         """The owner of its /proc/PID: its effective uid, or root if it may not be dumped."""
         return os.fstat(self._directory).st_uid
 
-    def files(self) -> Iterator[MappedFile | tuple[Region, str]]:
+    def files(self, *, executable: bool) -> Iterator[MappedFile | tuple[Region, str]]:
         """Each regular file that it has mapped, open until the next is asked for.
 
-        Or a region with the reason why its file could not be opened. Devices are left out.
+        Programs and libraries, of which a mapping is executable, or all others. Or a region with
+        the reason why its file could not be opened. Devices are left out.
         """
         for regions in by_file(self.regions).values():
+            if any("x" in region.permissions for region in regions) != executable:
+                continue
             try:
                 handle = self._handle(regions)
             except GpuwardenError as error:

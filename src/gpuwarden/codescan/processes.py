@@ -1,4 +1,4 @@
-"""Running processes as targets: their mapped files, each once, then their memory.
+"""Running processes as targets: programs and libraries, each once, memory, other mapped files.
 
 No process is stopped, and nothing is made present that was not. What a look at memory cannot see is
 said of each process.
@@ -84,16 +84,20 @@ class Processes:
         try:
             with ProcessMemory(self._host, pid) as process:
                 told[0] = self._identity(process)
-                yield from self._files(process, here)
-                told[0] = replace(told[0], files=len(self._inodes.get(name, ())))
+                # Memory before what may be a model's weights, for which time may run out.
+                yield from self._files(process, here, executable=True)
                 yield from self._memory(process, here, told)
+                yield from self._files(process, here, executable=False)
+                told[0] = replace(told[0], files=len(self._inodes.get(name, ())))
         except GpuwardenError as error:
             reason = f"{error}; {error.remedy}" if error.remedy else str(error)
             yield Problem(place=here, what=PROCESS, reason=reason)
 
-    def _files(self, process: ProcessMemory, here: Place) -> Iterator[Job | Problem]:
+    def _files(
+        self, process: ProcessMemory, here: Place, *, executable: bool
+    ) -> Iterator[Job | Problem]:
         mine = self._inodes.setdefault(here.target, set())
-        for found in process.files():
+        for found in process.files(executable=executable):
             if not isinstance(found, MappedFile):
                 region, reason = found
                 yield Problem(place=_of_file(here, region.path), what=FILE, reason=reason)

@@ -11,7 +11,7 @@ from gpuwarden.policy import Policy
 from gpuwarden.rules.hit import Hit, process_subject
 from gpuwarden.rules.membership import claims
 
-SHOWN = 12
+SHOWN = 8
 """Modules that one finding names; how many there are it says as well."""
 KERNELS_SHOWN = 3
 TEXT_SHOWN = 160
@@ -128,6 +128,8 @@ def described(module: GpuModule) -> str:
     if module.answer == HASH_LIKE:
         # The first reason says it in the same words.
         said = "; ".join(module.reasons) or "hash-like"
+        if any(name not in said for name in module.consistent_with):
+            said += f"; constants consistent with {', '.join(module.consistent_with)}"
         score = "" if module.score is None else f" (score {module.score:.1f})"
         text += f": {said}{score}"
     elif module.answer:
