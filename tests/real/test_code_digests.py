@@ -61,6 +61,11 @@ def _renamed(folder: Path) -> Module:
     return _one(nvcc.cubin(_copied("sha256", folder).rename(folder / "other.cu"), "80", at=folder))
 
 
+def _debugged(folder: Path) -> Module:
+    same = folder.parent / "the same"
+    return _one(nvcc.cubin(_copied("reduction", same), "80", "-G", at=same))
+
+
 def _in_a_host_object(*options: str) -> Builder:
     def build(folder: Path) -> Module:
         return _cubin_of(
@@ -87,12 +92,7 @@ CASES: dict[str, tuple[Builder, Builder, bool, bool]] = {
         True,
     ),
     "line numbers or none": (_here("sha256"), _elsewhere("sha256", "-lineinfo"), False, True),
-    "the folder, with device debugging": (
-        _elsewhere("sha256", "-G"),
-        _elsewhere("sha256", "-G"),
-        False,
-        True,
-    ),
+    "nothing, with device debugging": (_debugged, _debugged, False, True),
     "the folder, with symbols of one file": (
         _elsewhere("local_names"),
         _elsewhere("local_names"),
