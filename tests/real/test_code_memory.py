@@ -171,6 +171,21 @@ def test_a_file_that_two_have_mapped_is_read_once(cubin: Path) -> None:
         assert about(report, two.pid).files == about(report, one.pid).files
 
 
+def test_memory_that_two_share_is_read_once_and_in_both(cubin: Path) -> None:
+    shared = os.memfd_create("shared")
+    os.write(shared, cubin.read_bytes())
+    word = f"file:/proc/self/fd/{shared}"
+    with holding(word, pass_fds=(shared,)) as one, holding(word, pass_fds=(shared,)) as two:
+        os.close(shared)
+        numbers = itertools.count()
+        processes = Processes(Host(), numbers)
+        pids = (one.pid, two.pid, os.getpid())
+        report = scan_code([processes.target(pid) for pid in pids[:2]], numbers)
+        (found,) = processes.finished(report).modules
+    assert [s.place.mapping for s in found.sightings] == ["/memfd:shared (deleted)"]
+    assert [processes.holds(target_name(pid), found) for pid in pids] == [True, True, False]
+
+
 def test_a_freed_image_is_gone_and_the_report_says_that_it_would_be(
     cubin: Path, tmp_path: Path
 ) -> None:

@@ -58,8 +58,12 @@ class Processes:
         self._read: set[Inode] = set()
         self._read_as: dict[tuple[str, str], set[Inode]] = {}
         """Target and path → the files that are read under them."""
+        self._objects_as: dict[tuple[str, str], set[Inode]] = {}
+        """The same of memory that is a file by name only."""
         self._inodes: dict[str, set[Inode]] = {}
-        """Target → the files that it has mapped."""
+        """Target → the files that it has mapped; memory that is a file by name is none."""
+        self._objects: dict[str, set[Inode]] = {}
+        """Target → that memory."""
         self._own: set[tuple[str, str]] = set()
         """Target and path of files that are the driver's own."""
 
@@ -96,15 +100,15 @@ class Processes:
     def _files(
         self, process: ProcessMemory, here: Place, *, executable: bool
     ) -> Iterator[Job | Problem]:
-        mine = self._inodes.setdefault(here.target, set())
+        self._inodes.setdefault(here.target, set())
         for found in process.files(executable=executable):
             if not isinstance(found, MappedFile):
                 region, reason = found
                 yield Problem(place=_of_file(here, region.path), what=FILE, reason=reason)
                 continue
             is_first = found.inode not in self._read
-            if not found.in_memory:
-                mine.add(found.inode)
+            of_kind = self._objects if found.in_memory else self._inodes
+            of_kind.setdefault(here.target, set()).add(found.inode)
             if not is_first or not found.size:
                 continue
             if self._is_late():
@@ -112,7 +116,8 @@ class Processes:
                 yield Problem(place=_of_file(here, found.path), what=FILE, reason=reason)
                 continue
             self._read.add(found.inode)
-            self._read_as.setdefault((here.target, found.path), set()).add(found.inode)
+            read_as = self._objects_as if found.in_memory else self._read_as
+            read_as.setdefault((here.target, found.path), set()).add(found.inode)
             if found.in_memory:
                 yield from self._object(found, here)
                 continue
@@ -227,10 +232,14 @@ class Processes:
         return replace(sighting, in_no_mapped_file=not inodes & mapped)
 
     def holds(self, target: str, found: FoundModule) -> bool:
-        """Whether a module is in a process: in its memory, or in a file that it has mapped too."""
+        """Whether a module is in a process: in its memory, or in what it shares with another."""
         if any(sighting.place.target == target for sighting in found.sightings):
             return True
-        return bool(self._inodes_of(_file_places(found)) & self._inodes.get(target, set()))
+        if self._inodes_of(_file_places(found)) & self._inodes.get(target, set()):
+            return True
+        places = ((one.place.target, one.place.mapping) for one in found.sightings)
+        objects = {inode for place in places for inode in self._objects_as.get(place, ())}
+        return bool(objects & self._objects.get(target, set()))
 
 
 def _file_places(found: FoundModule) -> set[tuple[str, str]]:
