@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,8 @@ from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Kernel, Module, Place, Problem
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedTarget, Sighting
 from gpuwarden.codescan.command import exit_code
+from gpuwarden.codescan.progress import progress_on
+from gpuwarden.codescan.scan import Progress
 from gpuwarden.outputs.code_table import Wanted, architectures, render
 from tests.conftest import Golden
 from tests.support.code_scans import code, docker_archive, tar_of, write_tree
@@ -165,6 +168,25 @@ def test_exit_codes_follow_what_is_there() -> None:
     assert exit_code(document(rest, whole.problems)) == 2
     assert exit_code(document(rest, ())) == 0
     assert exit_code(document(rest, ()), all_layers=True) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal_and_gone_afterwards() -> None:
+    stream = Terminal()
+    with progress_on(stream, width=40, quiet=False) as tell:
+        tell(Progress(f"/x/{HOSTILE}{'y' * 100}", 5 << 30, 1200))
+    first, cleared = stream.getvalue().split("\x1b[K")[:2]
+    assert first.startswith("\r5,120 MiB, 1,200 modules: /x/\\e]0;")
+    assert len(first) == 40
+    assert cleared == "\r"
+    for other, quiet in ((Terminal(), True), (io.StringIO(), False)):
+        with progress_on(other, width=40, quiet=quiet) as tell:
+            tell(Progress("x", 1, 1))
+        assert other.getvalue() == ""
 
 
 # ------------------------------------------------------------------------------ the command

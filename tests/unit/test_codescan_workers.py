@@ -185,6 +185,17 @@ def test_a_child_that_computes_without_end_is_stopped(
     assert names(report) == ["a", "c"]
 
 
+def test_a_stream_that_never_goes_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "STALL_SECONDS", 0.3)
+    reader, writer = os.pipe()
+    os.write(writer, b"half of a header")
+    with Crew(Settings()) as crew:
+        task = FileTask(number=0, place=Place(target="docker:x"))
+        answers = [a for _, a in crew.answers(iter([Job(task, reader, closing(reader))]))]
+    os.close(writer)
+    assert [type(answer) for answer in answers] == [Trouble, Done]
+
+
 def test_what_needs_too_much_memory_is_a_problem(tmp_path: Path) -> None:
     write_tree(tmp_path, {"a.cubin": code("a"), "b.cubin": code("greedy")})
 

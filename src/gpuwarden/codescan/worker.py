@@ -31,6 +31,8 @@ from gpuwarden.errors import Malformed, Unavailable
 RECEIVE_BYTES = 1 << 18
 STALL_CPU_SECONDS = 120.0
 """CPU time that a child may use without moving on or saying anything."""
+STALL_SECONDS = 900.0
+"""Time that may pass so: an export or a file server that does not go on either."""
 CPU_CLOCK_OF_PROCESS = 2  # clock_getcpuclockid(3): CPUCLOCK_SCHED of all its threads.
 
 
@@ -58,7 +60,7 @@ class Worker:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Answer)  # type: msgspec.msgpack.Decoder[Answer]
         self._received = bytearray()
-        self._moved_at_cpu = 0.0
+        self._moved_at = self._moved_at_cpu = 0.0
         self._moves = -1
         parent = os.getpid()
         try:
@@ -149,16 +151,19 @@ class Worker:
             return 0.0
 
     def _note_movement(self) -> None:
-        self._moved_at_cpu = self._cpu_seconds()
+        self._moved_at, self._moved_at_cpu = time.monotonic(), self._cpu_seconds()
 
     def is_stalled(self) -> bool:
-        """Whether it computes on and on without moving in what it reads."""
+        """Whether it computes or waits on and on without moving in what it reads."""
         moves = self.board.look()[2]
         if moves != self._moves:
             self._moves = moves
             self._note_movement()
             return False
-        return self._cpu_seconds() - self._moved_at_cpu > STALL_CPU_SECONDS
+        waited = time.monotonic() - self._moved_at
+        return waited > STALL_SECONDS or (
+            self._cpu_seconds() - self._moved_at_cpu > STALL_CPU_SECONDS
+        )
 
     def where(self) -> Place | None:
         """What it was reading last."""
