@@ -9,8 +9,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpuwarden.cli import main
 from gpuwarden.code.module import Place
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess
 from gpuwarden.codescan import memory_parts, process_memory
@@ -321,3 +323,20 @@ def test_a_kernel_thread_has_nothing_to_read() -> None:
     report = look(2)
     assert report.modules == ()
     assert "kernel thread" in about(report, 2).incomplete
+
+
+def test_the_command_tells_of_a_process(
+    cubin: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with holding(f"heap:{cubin}") as holder:
+        words = ["code", "scan", "--no-judge", "--no-starter", "--list", "--pid", str(holder.pid)]
+        assert main([*words, "--format", "json"]) == 0
+        report = msgspec.json.decode(capfdbinary.readouterr().out, type=CodeReport)
+        assert main(words) == 0
+        text = capfdbinary.readouterr().out.decode()
+    (found,) = report.modules
+    assert {found.module.digest} == digests(cubin)
+    assert found.sightings[0].in_no_mapped_file
+    assert about(report, holder.pid).memory_bytes > 0
+    for part in (f"pid {holder.pid}", "[heap]", FREED):
+        assert part in text
