@@ -104,6 +104,38 @@ def test_registers_behind_attributes_of_other_sizes() -> None:
     assert [kernel.registers for kernel in module(image).kernels] == [33, 44]
 
 
+ATTRIBUTE = st.one_of(
+    st.builds(
+        lambda symbol, count: struct.pack("<BBHII", 4, 0x2F, 8, symbol, count),
+        st.integers(0, 9),
+        st.integers(0, 255),
+    ),
+    st.builds(
+        lambda kind, size: struct.pack("<BBH", 4, kind, size) + bytes(size),
+        st.integers(0, 255),
+        st.sampled_from([0, 4, 8, 12, 16]),
+    ),
+    st.builds(
+        lambda form, kind, value: struct.pack("<BBH", form, kind, value),
+        st.sampled_from([1, 2, 3]),
+        st.integers(0, 255),
+        st.integers(0, 65535),
+    ),
+)
+
+
+@given(st.lists(ATTRIBUTE, max_size=400))
+def test_registers_are_those_that_a_plain_reader_finds(attributes: list[bytes]) -> None:
+    expected = {}
+    for attribute in attributes:
+        form, kind, size = struct.unpack_from("<BBH", attribute)
+        if (form, kind, size) == (4, 0x2F, 8):
+            symbol, count = struct.unpack_from("<II", attribute, 4)
+            expected[symbol] = count
+    image = build.elf([Section(".nv.info", b"".join(attributes))], machine=190)
+    assert cubin._registers(_parsed(image)) == expected
+
+
 @pytest.mark.parametrize(
     ("sm", "code_bytes", "count"),
     [(90, 256, 16), (70, 160, 10), (61, 256, 24), (50, 64, 6), (35, 128, 14), (20, 80, 10)],

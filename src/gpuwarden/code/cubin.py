@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
-from gpuwarden.code.elf import INFO, SIZE, Elf, Header, string_at
+from gpuwarden.code.elf import Elf, Header, string_at
 from gpuwarden.code.module import Kernel
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
@@ -53,6 +53,9 @@ PAIR = struct.Struct("<III")
 EIFMT_SVAL = 4
 EIATTR_REGCOUNT = 0x2F
 PAIR_FORM, PAIR_FORM_MASK = EIFMT_SVAL | 8 << 16, 0xFFFF00FF
+ATTRIBUTES_LIMIT_BYTES = 8 << 20
+PAIRS_AT_ONCE, OTHERS_AT_ONCE = 2048, 64
+"""Attributes read together and one by one in turn, so that short runs cost little each."""
 REGCOUNT = EIFMT_SVAL | EIATTR_REGCOUNT << 8 | 8 << 16
 """Behind it: the function's symbol, and its registers."""
 COMPAT_ARCH_SPECIFIC = b"\x02\x09\x01\x00"
@@ -98,11 +101,18 @@ class Cubin:
 
 
 def _name_words(image: Elf) -> tuple[_Words, _Words]:
-    """The first sixteen bytes of each section's name as two numbers. Errors: Malformed."""
+    """The first sixteen bytes of each section's name as two numbers. Errors: Malformed.
+
+    Behind a name's end they are whatever is there: what is looked for has its own end.
+    """
     starts = image.table()["name"].astype(np.int64)
-    strings = np.frombuffer(image.name_bytes + bytes(NAME_BYTES), np.uint8)
-    if len(starts) and int(starts.max()) > len(image.name_bytes):
+    last = int(starts.max()) if len(starts) else 0
+    if last > len(image.name_bytes):
         raise Malformed("ELF section name: outside the names")
+    names = image.name_bytes
+    if last + NAME_BYTES > len(names):
+        names += bytes(NAME_BYTES)
+    strings = np.frombuffer(names, np.uint8)
     words = strings[starts[:, None] + _BYTES_OF_NAME].view("<u8")
     return words[:, 0], words[:, 1]
 
@@ -196,44 +206,57 @@ def kernels(cubin: Cubin, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, 
         raise Malformed(f"cubin of {len(codes)} kernels")
     if not codes:
         return 0, ()
-    registers = _registers(cubin)
-    shared = {image.name(i)[len(SHARED) :]: image.row(i)[SIZE] for i in cubin.shared}
-    sm = sm_of(image.header)
+    registers, sm = _registers(cubin), sm_of(image.header)
+    shared = {name[len(SHARED) :]: size for name, size, _ in _named(image, cubin.shared)}
     found = []
-    for index in codes[:KERNELS_TOLD]:
-        row, name = image.row(index), image.name(index)[len(TEXT) :]
-        count = registers.get(row[INFO] & 0xFFFFFF)
-        # Before sm_80 and ABI 8 the section header itself has the count.
-        count = row[INFO] >> 24 or None if count is None else count
+    for whole_name, size, info in _named(image, codes[:KERNELS_TOLD]):
+        name = whole_name[len(TEXT) :]
         found.append(
             Kernel(
                 name=name.decode("utf-8", "backslashreplace"),
-                registers=count,
+                # Before sm_80 and ABI 8 the section header itself has the count.
+                registers=registers.get(info & 0xFFFFFF) or info >> 24 or None,
                 shared_bytes=shared.get(name, 0),
-                instructions=instructions(sm, row[SIZE]),
-                code_bytes=row[SIZE],
+                instructions=instructions(sm, size),
+                code_bytes=size,
             )
         )
     return len(codes), tuple(found)
+
+
+def _named(image: Elf, indices: list[int]) -> list[tuple[bytes, int, int]]:
+    """Name, size and info of these sections."""
+    if not indices:
+        return []
+    table, strings = image.table(), image.name_bytes
+    names = [string_at(strings, at) for at in table["name"][indices].tolist()]
+    sizes, infos = (table[key][indices].tolist() for key in ("size", "info"))
+    return list(zip(names, sizes, infos, strict=True))
 
 
 def _registers(cubin: Cubin) -> dict[int, int]:
     """Registers by the index of the function's symbol."""
     if cubin.attributes is None:
         return {}
-    section = cubin.image.body(cubin.attributes)
+    section = bytes(cubin.image.body(cubin.attributes)[:ATTRIBUTES_LIMIT_BYTES])
     found: dict[int, int] = {}
     at, end = 0, len(section)
     while at + ATTRIBUTE.size <= end:
         # Nearly all are of twelve bytes, so runs of these are read without a look at each.
-        for mark, symbol, value in PAIR.iter_unpack(section[at : end - (end - at) % PAIR.size]):
-            if mark & PAIR_FORM_MASK != PAIR_FORM:
+        count = min((end - at) // PAIR.size, PAIRS_AT_ONCE)
+        pairs = np.frombuffer(section, "<u4", 3 * count, at).reshape(-1, 3)
+        others = ((pairs[:, 0] & PAIR_FORM_MASK) != PAIR_FORM).nonzero()[0]
+        run = pairs[: others[0]] if len(others) else pairs
+        counts = run[run[:, 0] == REGCOUNT]
+        found.update(zip(counts[:, 1].tolist(), counts[:, 2].tolist(), strict=True))
+        at += PAIR.size * len(run)
+        for _ in range(OTHERS_AT_ONCE):
+            if at + ATTRIBUTE.size > end:
                 break
+            mark, symbol, value = PAIR.unpack_from(
+                section[at : at + PAIR.size].ljust(PAIR.size, b"\0")
+            )
             if mark == REGCOUNT:
                 found[symbol] = value
-            at += PAIR.size
-        if at + ATTRIBUTE.size > end:
-            break
-        form, _, size = ATTRIBUTE.unpack_from(section, at)
-        at += ATTRIBUTE.size + (size if form == EIFMT_SVAL else 0)
+            at += ATTRIBUTE.size + (mark >> 16 if mark & 0xFF == EIFMT_SVAL else 0)
     return found

@@ -96,8 +96,7 @@ def _cubin(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
         told.code = digest.cubin_code(parsed)
 
 
-def _ptx(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
-    text = bytes(image)
+def _ptx(told: _Told, text: bytes | memoryview, bounds: Bounds) -> None:
     head = ptx.head_of(text)
     if head is None:
         raise Malformed("PTX: no .version and .target at its beginning")

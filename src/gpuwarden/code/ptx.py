@@ -107,12 +107,15 @@ def ending(data: memoryview, at: int, limit: int) -> int:
 
 def head_of(text: bytes | memoryview) -> Head | None:
     """The head of PTX text that begins with blanks and comments at most."""
-    blank = _BLANK.match(bytes(text[:HEAD_LIMIT_BYTES]))
-    at = blank.end() if blank else 0
+    for size in (1024, HEAD_LIMIT_BYTES):
+        blank = _BLANK.match(bytes(text[:size]))
+        at = blank.end() if blank else 0
+        if at < size:
+            break
     return head_at(text, at, len(text))[0]
 
 
-def kernels(text: bytes, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
+def kernels(text: bytes | memoryview, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
     """How many entries there are, and the first of them."""
     names: dict[bytes, None] = {}
     for at in _places(text, (ENTRY,)):
@@ -123,9 +126,9 @@ def kernels(text: bytes, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, .
     return len(names), told
 
 
-def toolkit(text: bytes) -> str:
+def toolkit(text: bytes | memoryview) -> str:
     """What the comments say that it was made with."""
-    beginning = text[:4096]
+    beginning = bytes(text[:4096])
     built, nvvm = _BUILT_WITH.search(beginning), _NVVM.search(beginning)
     words = [f"nvcc {built[1].decode()}"] if built else []
     if nvvm:
@@ -133,9 +136,9 @@ def toolkit(text: bytes) -> str:
     return ", ".join(words)
 
 
-def code_digest(text: bytes) -> str:
+def code_digest(text: bytes | memoryview) -> str:
     """SHA-256 over the text without comments, blanks, debug information and hashes of paths."""
-    text = _without_comments(text)
+    text = _without_comments(bytes(text))
     # The C library finds a word several times as fast as ``in`` and the expressions do.
     if Haystack(memoryview(text)).find(b".file", 0, len(text)) >= 0:
         text = _DEBUG_LINE.sub(b"", _DEBUG_SECTION.sub(b"", text))
@@ -166,7 +169,7 @@ def _without_comments(text: bytes) -> bytes:
     return _COMMENT.sub(b"", text)
 
 
-def _places(text: bytes, words: tuple[bytes, ...]) -> list[int]:
+def _places(text: bytes | memoryview, words: tuple[bytes, ...]) -> list[int]:
     find, end, found = Haystack(memoryview(text)).find, len(text), []
     for word in words:
         at = find(word, 0, end)
