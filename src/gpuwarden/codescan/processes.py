@@ -101,6 +101,7 @@ class Processes:
         self, process: ProcessMemory, here: Place, *, executable: bool
     ) -> Iterator[Job | Problem]:
         self._inodes.setdefault(here.target, set())
+        late = 0
         for found in process.files(executable=executable):
             if not isinstance(found, MappedFile):
                 region, reason = found
@@ -112,8 +113,7 @@ class Processes:
             if not is_first or not found.size:
                 continue
             if self._is_late():
-                reason = "no time was left for it"
-                yield Problem(place=_of_file(here, found.path), what=FILE, reason=reason)
+                late += 1
                 continue
             self._read.add(found.inode)
             read_as = self._objects_as if found.in_memory else self._read_as
@@ -133,6 +133,8 @@ class Processes:
                     shares=shares,
                 )
                 yield _job(task, found.descriptor)
+        if late:
+            yield Problem(place=here, what=FILE, reason=f"no time was left for {late} of them")
 
     def _object(self, found: MappedFile, here: Place) -> Iterator[Job]:
         """Memory that is a file by name only: by its offsets, since no address is its one."""
