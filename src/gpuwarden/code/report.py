@@ -37,6 +37,9 @@ class FoundModule(Record, frozen=True, kw_only=True):
     known_as: str = ""
     """Of what the baseline says it is, such as ``torch 2.9.1 libtorch_cuda.so``."""
     judgement: ModuleJudgement | None = None
+    together: Literal["hash-like", "not hash-like", ""] = ""
+    """What all unknown cubins of its file or process and its architecture come to, as far as it is
+    this one's doing; empty where they were not judged together."""
     sightings: tuple[Sighting, ...] = ()
 
     @property
@@ -46,8 +49,9 @@ class FoundModule(Record, frozen=True, kw_only=True):
 
     @property
     def is_alarming(self) -> bool:
-        """Whether it is not known and computes like a hash."""
-        judged = self.judgement is not None and self.judgement.answer == "hash-like"
+        """Whether it is not known and computes like a hash, also among all its neighbours."""
+        alone = self.judgement is not None and self.judgement.answer == "hash-like"
+        judged = self.together == "hash-like" or (alone and not self.together)
         return judged and self.standing in ("unknown", "jit", "")
 
 

@@ -15,6 +15,7 @@ from gpuwarden.code.module import Place, Problem
 from gpuwarden.code.report import CodeReport
 from gpuwarden.codescan.crew import WORKERS, Crew
 from gpuwarden.codescan.findings import Findings, Ledger
+from gpuwarden.codescan.judged_sets import judged_together
 from gpuwarden.codescan.targets import Target, closing
 from gpuwarden.codescan.tasks import Assess, DocumentsTask, Settings
 from gpuwarden.codescan.worker import Job
@@ -95,6 +96,11 @@ def scan_code(
             findings.take(by_number[job.task.number], job.task, answer)
         unconfined = crew.unconfined
     modules = findings.modules()
+    if options.judged:
+        # Imported here: a look that judges nothing reads no model.
+        from gpuwarden.code.classify import judge_together
+
+        modules = judged_together(modules, judge_together)
     problems = findings.problems()
     return CodeReport(
         gpuwarden_version=__version__,

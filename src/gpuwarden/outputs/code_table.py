@@ -44,6 +44,9 @@ ANSWERS = (
     "not hash-like",
     "",
 )
+BY_ITSELF = (
+    "no alarm: so many unknown modules of this file were judged that one may look so by chance"
+)
 QUIET_ANSWERS = frozenset({"not hash-like", "not enough code", ""})
 """What there are thousands of in any framework."""
 
@@ -225,6 +228,8 @@ def _told(sheet: Sheet, one: FoundModule, wanted: Wanted, style: str) -> None:
         if one.judgement.consistent_with:
             constants = ", ".join(one.judgement.consistent_with)
             sheet.add(f"constants consistent with {constants}", indent=4, hang=2)
+    if _answer(one) == "hash-like" and one.together == "not hash-like":
+        sheet.add(BY_ITSELF, indent=4, hang=2)
     _sightings(sheet, one, PLACES_SHOWN)
     if wanted.kernels:
         _kernels(sheet, module)
