@@ -217,9 +217,8 @@ def _told(sheet: Sheet, one: FoundModule, wanted: Wanted, style: str) -> None:
     module = one.module
     score = f", score {_score(one):.1f}" if _score(one) else ""
     head = f"{NAMES[module.kind]} {module.arch} {module.digest[:DIGEST_SHOWN]}".replace("  ", " ")
-    sheet.lead(
-        f"{escape(head)}: ", (_answer(one) or "not judged") + score, indent=2, hang=2, style=style
-    )
+    word = "hash-like" if one.is_alarming else _answer(one) or "not judged"
+    sheet.lead(f"{escape(head)}: ", word + score, indent=2, hang=2, style=style)
     if one.known_as:
         sheet.add(one.known_as, indent=4, hang=2)
     if one.judgement is not None:
