@@ -18,7 +18,8 @@ LOP3, SHF, PRMT, IMAD, LEA, BRA, NOP, FFMA, HFMA2, IADD3 = (
 )  # fmt: skip
 WATCHED = (LOP3, SHF, 0x219, PRMT, 0x816, IMAD, 0x424, LEA, 0x211, BRA, NOP, FFMA, HFMA2, IADD3,
            0x235, 0x292, 0x899, 0xC24, 0xB82)  # fmt: skip
-NUMBERS = (0, 1, 2, 0x123, 0x1032, 0x5432, 0x40, 0x0765, 36969, 0x428A2F98, 0xBB67AE85, 0xD2511F53)
+SELECTORS = (0x0123, 0x0321, 0x0765, 0x1032, 0x2103, 0x2107, 0x5432)
+NUMBERS = (0, 1, 2, 0x40, *SELECTORS, 36969, 0x428A2F98, 0xBB67AE85, 0xD2511F53)
 
 
 def instruction(
@@ -54,6 +55,8 @@ def any_code(seed: int, length: int, arch: int) -> bytes:
             code.append(branch(made.choice((0, 1, 2, 7, 40, 300, -3)), arch))
             continue
         number = made.choice((made.choice(NUMBERS), made.choice(words), made.getrandbits(32)))
+        if opcode in (PRMT, 0x816):
+            number = made.choice(SELECTORS)
         first = made.choice((4, 4, 6, 255))
         third = made.choice((4, 6, 6, 255))
         table = made.choice((0x96, 0x3C, 0xC0, 0xE8, made.randrange(256)))

@@ -19,7 +19,7 @@ from gpuwarden.code.sass.groups import XOR_LIKE
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
 
-MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 25
 MOST_NUMBERS = 1 << 16
 NARROW, WIDE = 128, 512
 MASK = 0xFFFFFFFF

@@ -17,8 +17,8 @@ from gpuwarden.code.sass.sections import INSTRUCTION_BYTES, Code
 
 CHUNK_INSTRUCTIONS = 1 << 18
 CHUNK_KERNELS = 1 << 12
-MOST_INSTRUCTIONS = 1 << 22
-"""Of one kernel that is looked at: five times the largest known."""
+MOST_INSTRUCTIONS = 1 << 21
+"""Of one kernel that is looked at: more than twice the largest known, in some 200 MB."""
 LEAST_INSTRUCTIONS = 8
 NO_REGISTER = 255
 SECOND_OPERAND = 4
