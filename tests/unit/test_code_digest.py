@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from gpuwarden.code.describe import describe
@@ -13,7 +14,7 @@ from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module
 from tests.support import gpu_images as build
 from tests.support.gpu_images import KernelImage, Section
-from tests.support.gpu_modules import FATBIN, found, module
+from tests.support.gpu_modules import FATBIN, SAMPLES, found, module
 
 CODE, OTHER_CODE = bytes(range(256)), bytes(range(255, -1, -1))
 KERNELS = [KernelImage("one", CODE), KernelImage("two", OTHER_CODE)]
@@ -114,3 +115,12 @@ def test_a_known_digest_gets_no_code_digest() -> None:
     assert [one.digest for one in told(True)] == [one.digest for one in told(False)]
     assert [one.kernels for one in told(True)] == [one.kernels for one in told(False)]
     assert sum(bool(one.code_digest) for one in told(False)) == 8
+
+
+def test_kernels_that_nobody_asks_for_are_counted() -> None:
+    for data in SAMPLES.values():
+        for one in found(data):
+            assert isinstance(one, Located)
+            told, counted = (describe(one, one.image(), kernels=asked) for asked in (True, False))
+            assert counted.kernels == ()
+            assert counted == msgspec.structs.replace(told, kernels=())

@@ -161,12 +161,14 @@ class _Metadata(msgspec.Struct):
 _metadata = msgspec.msgpack.Decoder(_Metadata)
 
 
-def kernels(image: Elf, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
-    """How many kernels there are, and the first of them with their resources. Errors: Malformed."""
+def kernels(
+    image: Elf, bounds: Bounds = DEFAULT, limit: int = KERNELS_TOLD
+) -> tuple[int, tuple[Kernel, ...]]:
+    """How many kernels there are, and the first with their resources. Errors: Malformed."""
     found = _kernels_noted(image)
     if len(found) > bounds.kernels:
         raise Malformed(f"AMD code object of {len(found)} kernels")
-    sizes = _code_sizes(image) if found else {}
+    sizes = _code_sizes(image) if found and limit else {}
     return len(found), tuple(
         Kernel(
             name=kernel.name,
@@ -174,7 +176,7 @@ def kernels(image: Elf, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ..
             shared_bytes=kernel.shared_bytes,
             code_bytes=sizes.get(kernel.name.encode()),
         )
-        for kernel in found[:KERNELS_TOLD]
+        for kernel in found[:limit]
     )
 
 

@@ -199,17 +199,19 @@ def instructions(sm: int, code_bytes: int) -> int:
     return words * 3 // 4 if sm >= 50 else words * 7 // 8 if sm >= 30 else words
 
 
-def kernels(cubin: Cubin, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
-    """How many kernels there are, and the first of them with their resources. Errors: Malformed."""
+def kernels(
+    cubin: Cubin, bounds: Bounds = DEFAULT, limit: int = KERNELS_TOLD
+) -> tuple[int, tuple[Kernel, ...]]:
+    """How many kernels there are, and the first with their resources. Errors: Malformed."""
     codes, image = cubin.codes, cubin.image
     if len(codes) > bounds.kernels:
         raise Malformed(f"cubin of {len(codes)} kernels")
-    if not codes:
-        return 0, ()
+    if not codes or not limit:
+        return len(codes), ()
     registers, sm = _registers(cubin), sm_of(image.header)
     shared = {name[len(SHARED) :]: size for name, size, _ in _named(image, cubin.shared)}
     found = []
-    for whole_name, size, info in _named(image, codes[:KERNELS_TOLD]):
+    for whole_name, size, info in _named(image, codes[:limit]):
         name = whole_name[len(TEXT) :]
         found.append(
             Kernel(

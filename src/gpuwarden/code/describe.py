@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuwarden.code import amdgpu, cubin, digest, ptx, tile_ir
-from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
 from gpuwarden.code.elf import MAGIC, Elf
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Kernel, Module
@@ -21,13 +21,16 @@ def describe(
     bounds: Bounds = DEFAULT,
     *,
     known: Known | None = None,
+    kernels: bool = True,
 ) -> Module:
     """The module at ``located`` whose decompressed image is ``image``.
 
     Any bytes are described; what could not be read in them is in ``broken``. A module whose digest
-    is ``known`` gets no code digest, which costs as much as the digest.
+    is ``known`` gets no code digest, which costs as much as the digest. Without ``kernels`` these
+    are counted and not told.
     """
     told, broken = _Told(located.arch), ""
+    told.limit = KERNELS_TOLD if kernels else 0
     its_digest = digest.sha256(image)
     told.is_known = known is not None and known(its_digest)
     try:
@@ -78,11 +81,11 @@ def describe_broken(located: Located, reason: str) -> Module:
 class _Told:
     """What an image tells of itself, filled in as far as it can be read."""
 
-    __slots__ = ("arch", "code", "count", "is_known", "kernels", "options", "toolkit")
+    __slots__ = ("arch", "code", "count", "is_known", "kernels", "limit", "options", "toolkit")
 
     def __init__(self, arch: str) -> None:
         self.arch, self.code, self.toolkit, self.options = arch, "", "", ""
-        self.is_known, self.count = False, 0
+        self.is_known, self.count, self.limit = False, 0, KERNELS_TOLD
         self.kernels: tuple[Kernel, ...] = ()
 
 
@@ -91,7 +94,7 @@ def _cubin(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
     if not told.arch[-1:].isalpha():
         told.arch = cubin.arch_of(parsed)
     told.toolkit, told.options = cubin.built(parsed)
-    told.count, told.kernels = cubin.kernels(parsed, bounds)
+    told.count, told.kernels = cubin.kernels(parsed, bounds, told.limit)
     if not told.is_known:
         told.code = digest.cubin_code(parsed)
 
@@ -102,7 +105,7 @@ def _ptx(told: _Told, text: bytes | memoryview, bounds: Bounds) -> None:
         raise Malformed("PTX: no .version and .target at its beginning")
     told.arch = told.arch or f"compute_{head.target}"
     told.toolkit = ptx.toolkit(text)
-    told.count, told.kernels = ptx.kernels(text, bounds)
+    told.count, told.kernels = ptx.kernels(text, bounds, told.limit)
     if not told.is_known:
         told.code = ptx.code_digest(text)
 
@@ -112,6 +115,6 @@ def _amdgpu(told: _Told, image: bytes | memoryview, bounds: Bounds) -> None:
         return  # LLVM bitcode, to be linked on the device.
     parsed = Elf(image, bounds)
     told.arch = told.arch or amdgpu.arch_of(parsed.header)
-    told.count, told.kernels = amdgpu.kernels(parsed, bounds)
+    told.count, told.kernels = amdgpu.kernels(parsed, bounds, told.limit)
     if not told.is_known:
         told.code = digest.amd_code(parsed)

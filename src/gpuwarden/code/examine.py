@@ -39,13 +39,14 @@ def examine(
     threads: int = 2,
     keep: Keep | None = None,
     known: Known | None = None,
+    kernels: bool = True,
     in_flight_bytes: int = IN_FLIGHT_BYTES,
 ) -> Iterator[Examined | Problem]:
     """Every module of ``buffer``, described, in the order that ``modules_in`` gives them.
 
     ``keep`` says of which modules the image is wanted, ``known`` which digests need no code digest
-    beside them; both are called in the threads. Images whose sum is over ``in_flight_bytes`` wait,
-    but for one at a time.
+    beside them; both are called in the threads. ``kernels`` says whether these are told. Images
+    whose sum is over ``in_flight_bytes`` wait, but for one at a time.
     """
     waiting: deque[tuple[Future[Examined] | Problem, int]] = deque()
     in_flight = 0
@@ -63,7 +64,7 @@ def examine(
                     in_flight -= its_size
                     yield done if isinstance(done, Problem) else done.result()
                 in_flight += size
-                waiting.append((pool.submit(_examined, found, bounds, keep, known), size))
+                waiting.append((pool.submit(_examined, found, bounds, keep, known, kernels), size))
             while waiting:
                 done, _ = waiting.popleft()
                 yield done if isinstance(done, Problem) else done.result()
@@ -73,10 +74,12 @@ def examine(
                     one.cancel()
 
 
-def _examined(found: Located, bounds: Bounds, keep: Keep | None, known: Known | None) -> Examined:
+def _examined(
+    found: Located, bounds: Bounds, keep: Keep | None, known: Known | None, kernels: bool
+) -> Examined:
     try:
         image = found.image(bounds)
     except Malformed as error:
         return Examined(describe_broken(found, str(error)), None)
-    module = describe(found, image, bounds, known=known)
+    module = describe(found, image, bounds, known=known, kernels=kernels)
     return Examined(module, image if keep is not None and keep(module) else None)

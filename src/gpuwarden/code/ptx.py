@@ -115,14 +115,16 @@ def head_of(text: bytes | memoryview) -> Head | None:
     return head_at(text, at, len(text))[0]
 
 
-def kernels(text: bytes | memoryview, bounds: Bounds = DEFAULT) -> tuple[int, tuple[Kernel, ...]]:
-    """How many entries there are, and the first of them."""
+def kernels(
+    text: bytes | memoryview, bounds: Bounds = DEFAULT, limit: int = KERNELS_TOLD
+) -> tuple[int, tuple[Kernel, ...]]:
+    """How many entries there are, and the first ``limit`` of them."""
     names: dict[bytes, None] = {}
     for at in _places(text, (ENTRY,)):
         entry = _ENTRY.match(text, at)
         if entry is not None and len(names) < bounds.kernels:
             names[entry[1]] = None
-    told = tuple(Kernel(name=name.decode()) for name in list(names)[:KERNELS_TOLD])
+    told = tuple(Kernel(name=name.decode()) for name in list(names)[:limit])
     return len(names), told
 
 
