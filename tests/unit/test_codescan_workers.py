@@ -210,10 +210,10 @@ def test_what_needs_too_much_memory_is_a_problem(tmp_path: Path) -> None:
         ("b.cubin",),
         "more memory is needed than is allowed",
     )
-    assert names(report) == ["a"]
+    assert names(report) == ["a", "greedy"]
 
 
-def test_a_mistake_of_a_parser_is_a_problem_of_the_file(tmp_path: Path) -> None:
+def test_a_mistake_in_judging_is_a_problem_and_the_module_is_told(tmp_path: Path) -> None:
     write_tree(tmp_path, {"a.cubin": code("a"), "b.cubin": code("b")})
 
     def assess(module: Module, image: Buffer) -> Said:
@@ -224,6 +224,9 @@ def test_a_mistake_of_a_parser_is_a_problem_of_the_file(tmp_path: Path) -> None:
     report = scanned(tmp_path, assess=assess)
     assert [p.reason for p in report.problems] == ["LookupError: nothing there"]
     assert module_of(report, "b").known_as == "the second"
+    judgement = module_of(report, "a").judgement
+    assert judgement is not None
+    assert judgement.answer == "unreadable"
 
 
 def test_children_that_do_not_come_up_are_an_error(

@@ -14,8 +14,9 @@ import msgspec
 from gpuwarden.code import ar
 from gpuwarden.code.describe import describe, describe_broken
 from gpuwarden.code.extract import modules_in
+from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.located import Located, place_at
-from gpuwarden.code.module import Place, Problem
+from gpuwarden.code.module import Module, Place, Problem
 from gpuwarden.code.report import Standing
 from gpuwarden.codescan import images, tar, zips
 from gpuwarden.codescan.board import Board
@@ -360,13 +361,25 @@ class Examiner:
             module = describe_broken(located, str(error))
         except MemoryError:
             module = describe_broken(located, "more memory is needed than is allowed")
-        standing: Standing = ""
-        known_as, judgement = "", None
-        if self._assess is not None:
-            standing, known_as, judgement = self._assess(module, image)
+        standing, known_as, judgement = self._assessed(module, image)
         if not self._settings.kernels:
             module = msgspec.structs.replace(module, kernels=())
         self._send(Found(module=module, standing=standing, known_as=known_as, judgement=judgement))
+
+    def _assessed(
+        self, module: Module, image: bytes | memoryview
+    ) -> tuple[Standing, str, ModuleJudgement | None]:
+        if self._assess is None:
+            return "", "", None
+        try:
+            return self._assess(module, image)
+        except MemoryError:
+            reason = "more memory is needed than is allowed"
+        except Exception as error:  # noqa: BLE001
+            # The module is there all the same, and nobody vouches for it.
+            reason = f"{type(error).__name__}: {error}"
+        self.trouble(module.place, "judging", reason)
+        return "unknown", "", ModuleJudgement(answer="unreadable", reasons=(reason,))
 
 
 def inside(place: Place, name: str) -> Place:

@@ -16,6 +16,7 @@ from gpuwarden.code.report import CodeReport
 from gpuwarden.codescan.crew import WORKERS, Crew
 from gpuwarden.codescan.findings import Findings, Ledger
 from gpuwarden.codescan.judged_sets import judged_together
+from gpuwarden.codescan.judging_data import load_judging
 from gpuwarden.codescan.targets import Target, closing
 from gpuwarden.codescan.tasks import Assess, DocumentsTask, Settings
 from gpuwarden.codescan.worker import Job
@@ -89,6 +90,8 @@ def scan_code(
             read = sum(ledger.read_bytes for ledger in findings.ledgers) + crew.read_bytes()
             tell(Progress(findings.ledgers[-1].name, read, findings.sightings))
 
+    if options.judged:
+        load_judging()
     with Crew(settings, assess, workers=options.workers, tick=tick) as crew:
         for job, answer in crew.answers(jobs()):
             findings.take(by_number[job.task.number], job.task, answer)

@@ -18,7 +18,7 @@ from gpuwarden.pattern import pattern
 NARROWEST = 60
 PLACES_SHOWN = 3
 PLACES_LISTED = 10
-UNKNOWN_SHOWN = 10
+UNKNOWN_SHOWN = 5
 FILES_SHOWN = 10
 PROBLEMS_SHOWN = 20
 DIGEST_SHOWN = 16
@@ -45,7 +45,7 @@ ANSWERS = (
     "",
 )
 BY_ITSELF = (
-    "no alarm: so many unknown modules of this file were judged that one may look so by chance"
+    "hash-like here is no alarm: of so many unknown modules of one file, some look so by chance"
 )
 QUIET_ANSWERS = frozenset({"not hash-like", "not enough code", ""})
 """What there are thousands of in any framework."""
@@ -189,6 +189,8 @@ def _unknown(sheet: Sheet, found: Sequence[FoundModule], wanted: Wanted) -> None
     )
     sheet.blank()
     sheet.add(f"Not known: {_plural(len(looked_up), 'module')}: {counts}", style="yellow")
+    if any(_answer(one) == "hash-like" for one in looked_up):
+        sheet.add(BY_ITSELF, indent=2, hang=2)
     telling = [one for one in looked_up if _answer(one) not in QUIET_ANSWERS]
     ordered = sorted(telling, key=lambda one: (ANSWERS.index(_answer(one)), -_score(one)))
     for one in ordered[:UNKNOWN_SHOWN]:
@@ -227,8 +229,6 @@ def _told(sheet: Sheet, one: FoundModule, wanted: Wanted, style: str) -> None:
         if one.judgement.consistent_with:
             constants = ", ".join(one.judgement.consistent_with)
             sheet.add(f"constants consistent with {constants}", indent=4, hang=2)
-    if _answer(one) == "hash-like" and one.together == "not hash-like":
-        sheet.add(BY_ITSELF, indent=4, hang=2)
     _sightings(sheet, one, PLACES_SHOWN)
     if wanted.kernels:
         _kernels(sheet, module)
@@ -315,10 +315,14 @@ def _problems(sheet: Sheet, report: CodeReport) -> None:
         return
     sheet.blank()
     sheet.add(f"Not read: {len(report.problems):,}", style="yellow")
-    for one in report.problems[:PROBLEMS_SHOWN]:
-        sheet.add(f"{place_text(one.place)}: {one.what}: {one.reason}", indent=2, hang=2)
-    if len(report.problems) > PROBLEMS_SHOWN:
-        sheet.add(f"and {len(report.problems) - PROBLEMS_SHOWN:,} more: --format json", indent=2)
+    alike: dict[tuple[str, str], list[Place]] = {}
+    for one in report.problems:
+        alike.setdefault((one.what, one.reason), []).append(one.place)
+    for (what, reason), places in list(alike.items())[:PROBLEMS_SHOWN]:
+        more = f" (and {len(places) - 1:,} places more)" if len(places) > 1 else ""
+        sheet.add(f"{place_text(places[0])}: {what}: {reason}{more}", indent=2, hang=2)
+    if len(alike) > PROBLEMS_SHOWN:
+        sheet.add(f"and {len(alike) - PROBLEMS_SHOWN:,} other reasons: --format json", indent=2)
 
 
 def _verdict(report: CodeReport, shown: Sequence[FoundModule]) -> str:
