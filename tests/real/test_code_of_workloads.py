@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpuwarden.code import standing
 from gpuwarden.code.baseline.entries import Entry
 from gpuwarden.code.baseline.provenance import Provenance
-from gpuwarden.code.judgement import Answer, ModuleJudgement
+from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.codescan import live
 from gpuwarden.codescan.gpu_processes import gpu_processes
 from gpuwarden.codescan.known_code import Trust
@@ -60,9 +60,9 @@ class Node:
         entries = collected(Entry(bytes.fromhex(one), b"", origin) for one in digests)
         (self.folder / "known.baseline").write_bytes(packed(entries, KEY))
 
-    def answers(self, answer: Answer) -> None:
-        """What unknown code is found to compute."""
-        judged = ModuleJudgement(answer=answer, score=4.2, reasons=("hash-like: 31% xor",))
+    def answers(self, reason: str) -> None:
+        """What is said of unknown code from now on; until then it is judged."""
+        judged = ModuleJudgement(answer="not hash-like", reasons=(reason,))
         self.monkeypatch.setattr(standing, "_judge", lambda: lambda kind, image: judged)
 
     @property
@@ -117,13 +117,18 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     made = Node(tmp_path, device, monkeypatch)
     made.known("00" * 32)
-    made.answers("not hash-like")
     return made
 
 
 @pytest.fixture(scope="module")
 def cubin() -> Path:
     return nvcc.cubin("gemm")
+
+
+@pytest.fixture(scope="module")
+def hashing() -> Path:
+    """SHA-256 as a library has it."""
+    return nvcc.cubin("sha256")
 
 
 def about_code(report: Report) -> dict[str, str]:
@@ -165,14 +170,24 @@ def test_what_the_baseline_knows_is_no_finding(node: Node, cubin: Path) -> None:
     assert [r.state for r in report.rules if r.rule in RULES] == ["ok", "ok"]
 
 
-def test_hash_like_code_is_an_error_in_an_expected_workload(node: Node, cubin: Path) -> None:
-    node.answers("hash-like")
-    with node.running(f"heap:{cubin}") as holder:
-        report = node.scan(holder)
+def test_hash_like_code_is_an_error_in_an_expected_workload(node: Node, hashing: Path) -> None:
+    with node.running(f"heap:{hashing}") as holder:
+        taken = node.snapshot(holder)
+    report = judge(taken, node.policy)
+    (module,) = taken.modules
+    (told,) = about_code(report).values()
     assert set(about_code(report)) == {"gpu_module_hash_like"}
-    assert "hash-like: 31% xor" in about_code(report)["gpu_module_hash_like"]
+    for part in (module.digest, module.reasons[0], "SHA-256", "in no mapped file"):
+        assert part in told
     assert {row.verdict for row in report.rows if row.pid == holder.pid} == {"expected"}
     assert {f.severity for f in report.findings if f.rule in RULES} == {"error"}
+
+
+def test_hash_like_code_that_the_baseline_knows_is_no_finding(node: Node, hashing: Path) -> None:
+    with node.running(f"heap:{hashing}") as holder:
+        (module,) = node.snapshot(holder).modules
+        node.known(module.digest)
+        assert about_code(node.scan(holder)) == {}
 
 
 def test_a_recorded_scan_says_the_same(node: Node, cubin: Path) -> None:
@@ -215,9 +230,9 @@ def test_what_was_seen_is_remembered_until_the_profile_changes(node: Node, cubin
     with node.running(f"heap:{cubin}") as holder:
         look = looking(node.policy)
         first = node.snapshot(holder, look)
-        node.answers("hash-like")
         asked = judgement.encode(judgement.Memory(code=look.remembered()))
         kept = msgspec.msgpack.decode(asked, type=judgement.Memory).code
+        node.answers("looked at again")
         again = looking(node.policy)
         again.recall(kept)
         assert node.snapshot(holder, again).modules == first.modules != ()
@@ -226,7 +241,7 @@ def test_what_was_seen_is_remembered_until_the_profile_changes(node: Node, cubin
         changed = looking(other)
         changed.recall(kept)
         (module,) = node.snapshot(holder, changed).modules
-        assert module.answer == "hash-like"
+        assert module.reasons == ("looked at again",)
     assert node.snapshot(holder, again).modules == ()
     assert again.remembered() == ()
 
@@ -239,18 +254,19 @@ def test_all_processes_on_a_gpu_are_found(node: Node, cubin: Path) -> None:
 
 
 def test_watch_judges_code_and_looks_at_a_process_once(
-    node: Node, cubin: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, hashing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "trust", lambda: Trust(TRUSTED))
-    node.answers("hash-like")
-    with node.running(f"heap:{cubin}") as holder, node.driver(holder) as library:
+
+    def judged(memory: judgement.Memory) -> judgement.Judged:
         job = judgement.Judgement("/", ScanOptions(nvml_library=library), node.policy, None)
         vars(job)["host"] = node.host()
-        first = judgement.decode(job(judgement.encode(judgement.Memory())))
-        node.answers("not hash-like")
-        again = judgement.Judgement("/", ScanOptions(nvml_library=library), node.policy, None)
-        vars(again)["host"] = node.host()
-        second = judgement.decode(again(judgement.encode(judgement.Memory(code=first.code))))
+        return judgement.decode(job(judgement.encode(memory)))
+
+    with node.running(f"heap:{hashing}") as holder, node.driver(holder) as library:
+        first = judged(judgement.Memory())
+        node.answers("looked at again")
+        second = judged(judgement.Memory(code=first.code))
     assert set(about_code(first.report)) == {"gpu_module_hash_like"}
     assert about_code(second.report) == about_code(first.report)
     assert [seen.scan.pid for seen in second.code] == [holder.pid]

@@ -25,7 +25,7 @@ from gpuwarden.host import Host
 from gpuwarden.model import CodeScan, Gap, GpuModule, Process, SeenCode, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy, PolicyProfile
-from gpuwarden.rules.gpu_code import HASH_LIKE, profile_of
+from gpuwarden.rules.gpu_code import BY_ITSELF, HASH_LIKE, profile_of
 from gpuwarden.rules.subjects import subjects
 
 SENSOR = "code"
@@ -252,12 +252,20 @@ def _module(process: Process, found: FoundModule, target: str) -> GpuModule:
         known_as=found.known_as,
         kernels=tuple(name[:NAME_LIMIT] for name in kernels[:KERNELS_KEPT]),
         kernel_count=module.kernel_count,
-        answer=judged.answer if judged is not None else "",
+        answer=_answer(found),
         score=judged.score if judged is not None else None,
         reasons=judged.reasons if judged is not None else (),
         consistent_with=judged.consistent_with if judged is not None else (),
         broken=module.broken,
     )
+
+
+def _answer(found: FoundModule) -> str:
+    """What it computes, judged among all unknown modules of its process and architecture."""
+    if found.is_alarming:
+        return HASH_LIKE
+    answer = found.judgement.answer if found.judgement is not None else ""
+    return BY_ITSELF if answer == HASH_LIKE else answer
 
 
 def _sighting(found: FoundModule, target: str) -> Sighting:

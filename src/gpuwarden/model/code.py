@@ -41,7 +41,8 @@ class GpuModule(Fact, frozen=True, kw_only=True):
     """The first ones' names."""
     kernel_count: int = 0
     answer: str = ""
-    """What it computes: ``hash-like``, ``not hash-like``, or why that cannot be said."""
+    """What it computes: ``hash-like``, ``not hash-like``, or why that cannot be said. Where one has
+    many unknown modules, not each that looks so by itself is hash-like."""
     score: float | None = None
     reasons: tuple[str, ...] = ()
     consistent_with: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ SHOWN = 8
 KERNELS_SHOWN = 3
 TEXT_SHOWN = 160
 HASH_LIKE = "hash-like"
+BY_ITSELF = "hash-like by itself, among so many unknown modules that one may look so by chance"
 ACCUSED = frozenset({"cryptominer", "suspicious"})
 """Verdicts whose own finding carries what speaks against a process, its code too."""
 SOURCE = "its GPU code"
