@@ -67,6 +67,14 @@ def test_a_thin_archive_is_a_problem() -> None:
     assert "thin" in problems(b"!<thin>\n" + bytes(60))[0].reason
 
 
+@pytest.mark.parametrize("magic", [ar.MAGIC, ar.THIN_MAGIC])
+def test_an_archive_that_is_none_hides_nothing(magic: bytes) -> None:
+    data = magic + b"no header of a member" * 4 + CUBIN
+    assert [problem.what for problem in problems(data)] == ["ar archive"]
+    (one,) = modules(data)
+    assert (one.kind, one.place.offset) == ("cubin", len(data) - len(CUBIN))
+
+
 @pytest.mark.parametrize("size", [8 + 30, 8 + 60, 8 + 62])
 def test_a_cut_archive_is_a_problem_after_what_is_there(size: int) -> None:
     data = build.archive({"k.cubin": CUBIN, "second.o": b"second"})

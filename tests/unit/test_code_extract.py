@@ -137,6 +137,12 @@ def test_text_inside_a_cubin_is_no_module_of_its_own() -> None:
     assert [one.kind for one in modules(held + b"\0" + build.ptx())] == ["cubin", "ptx"]
 
 
+@pytest.mark.parametrize("magic", [b"\xed\x43\x4e\x7f", b"\x7fTileIR\0\x0d\1\0\0"])
+def test_code_without_a_known_end_hides_nothing(magic: bytes) -> None:
+    whole, inside = modules(magic + b"\1\2\3" * 9 + CUBIN)
+    assert (whole.place.found_by, inside.digest) == ("whole", DIGEST)
+
+
 def test_host_programs_in_other_bytes_are_none_of_ours() -> None:
     assert found(b"x" + build.program({".text": b"code"})) == []
 
@@ -167,7 +173,7 @@ def test_too_much_that_only_looks_like_code_is_a_problem(unit: bytes) -> None:
     count, reasons = _limited(Bounds(false_starts=100), b"x" + unit * 5000)
     assert count == 0
     assert "was not looked at" in reasons[-1]
-    assert _limited(Bounds(false_starts=100), unit * 90 + CUBIN)[0] == 1
+    assert _limited(Bounds(false_starts=100), b"x" + unit * 90 + CUBIN)[0] == 1
 
 
 def test_headers_that_share_one_long_section_table_are_not_all_read_to_its_end() -> None:

@@ -57,6 +57,8 @@ def _modules(data: memoryview, place: Place, bounds: Bounds, depth: int) -> Iter
     if head[:4] == ltoir.MAGIC or head == tile_ir.MAGIC:
         kind: Kind = "tile-ir" if head == tile_ir.MAGIC else "lto-ir"
         yield Located(kind, "", data, len(data), place_at(place_found(place, "whole"), 0))
+        # Where it ends is not sure, so it must not hide what else is there.
+        yield from sweep(data, place, bounds, start=len(head))
         return
     taken: list[tuple[int, int]] = []
     if head[:7] == elf.IDENT_64_LITTLE:
@@ -113,6 +115,7 @@ def _members(data: memoryview, place: Place, bounds: Bounds, depth: int) -> Iter
     if depth >= bounds.nesting:
         yield Problem(place=place, what="ar archive", reason="nested too deep")
         return
+    read = len(ar.MAGIC)
     try:
         for member in ar.members(data, bounds):
             inner = Place(
@@ -124,5 +127,7 @@ def _members(data: memoryview, place: Place, bounds: Bounds, depth: int) -> Iter
                 if isinstance(one, Located) and one.place.found_by == "whole":
                     one.place = place_found(one.place, "archive")
                 yield one
+            read = member.end
     except Malformed as error:
         yield Problem(place=place, what="ar archive", reason=str(error))
+        yield from sweep(data, place, bounds, start=read)
