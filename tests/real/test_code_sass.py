@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuwarden.code.classify import judge
 from gpuwarden.code.sass import KernelTable, kernel_features
 from gpuwarden.code.sass.groups import GROUP_OF, TRUTH_TABLES
 from gpuwarden.code.sass.opcodes import mnemonic
@@ -101,3 +102,21 @@ def test_a_hash_stands_out_from_a_matrix_product() -> None:
         gemm = kernel_features(nvcc.cubin("gemm", arch).read_bytes())
         assert sha.column("bitwin_max").max() > 0.5
         assert gemm.column("bitwin_max").max() < 0.2
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_compiled_hashes_are_judged_hash_like_and_others_are_not(arch: str) -> None:
+    named = {"sha256": ("SHA-256",), "keccak": ("Keccak",)}
+    for source in SOURCES:
+        found = judge("cubin", nvcc.cubin(source, arch).read_bytes())
+        assert found.consistent_with == named.get(source, ())
+        assert (found.answer == "hash-like") == (source in named), source
+
+
+@pytest.mark.parametrize("arch", ["75", "90", "120"])
+def test_the_same_is_said_of_their_ptx(arch: str) -> None:
+    named = {"sha256": ("SHA-256",), "keccak": ("Keccak",)}
+    for source in SOURCES:
+        found = judge("ptx", nvcc.ptx(source, arch).read_bytes())
+        assert found.consistent_with == named.get(source, ())
+        assert (found.answer == "hash-like") == (source in named), source

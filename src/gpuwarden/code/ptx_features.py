@@ -3,7 +3,7 @@
 PTX comes before register allocation and optimisation: a rotation of 64 bits is two shifts there, a
 three-input XOR is two XORs, and moves and conversions are everywhere. So the numbers are not those
 of machine code: they are of statements but moves, conversions and floating point, and a pair of
-shifts of one register by amounts that add up to its width counts as a rotation. One pass over the
+shifts near each other by amounts that add up to their width counts as a rotation. One pass over the
 text with patterns that never go back.
 """
 
@@ -23,6 +23,8 @@ MOST_BYTES = 1 << 25
 MOST_NUMBERS = 1 << 16
 NARROW, WIDE = 128, 512
 MASK = 0xFFFFFFFF
+NEAR = 16
+"""Statements of work within which two shifts can be the halves of one rotation."""
 
 # A comment or string without an end goes to the end of the text.
 _QUIET = pattern(rb'//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(?:\*/|\Z)|"[^"\n]*+(?:"|\n|\Z)')
@@ -137,7 +139,7 @@ def _function(name: str, body: bytes) -> Function:
     kinds = bytearray()
     statements = floating = 0
     amounts: set[int] = set()
-    shifted: dict[tuple[bytes, bytes], int] = {}
+    recent: dict[object, int] = {}
     seen: dict[bytes, int] = {}
     for statement in body.replace(b"{", b";").replace(b"}", b";").split(b";"):
         head, rest = _split(statement)
@@ -152,7 +154,7 @@ def _function(name: str, body: bytes) -> Function:
         elif kind == FLOAT:
             floating += 1
         elif kind == CLOSER:
-            kinds.append(_kind(head, rest.split(b","), shifted, amounts))
+            kinds.append(_kind(head, rest.split(b","), len(kinds), recent, amounts))
     series = np.frombuffer(bytes(kinds), np.uint8)
     mixing = (series == XOR) | (series == ROTATE) | (series == FUNNEL)
     worked = len(series)
@@ -202,12 +204,9 @@ def _kind_of(head: bytes) -> int:
 
 
 def _kind(
-    head: bytes,
-    operands: list[bytes],
-    shifted: dict[tuple[bytes, bytes], int],
-    amounts: set[int],
+    head: bytes, operands: list[bytes], place: int, recent: dict[object, int], amounts: set[int]
 ) -> int:
-    """What one statement does; ``shifted`` remembers by how much registers were shifted last."""
+    """What a statement does; ``recent`` holds where shifts were, ``place`` is this one's."""
     word, *types = head.split(b".")
     if word == b"lop3":
         table = _number_of(operands, 4)
@@ -215,26 +214,24 @@ def _kind(
     if word == b"shf":
         if len(operands) < 4:
             return FUNNEL
-        low, high, amount = operands[1].strip(), operands[2].strip(), _number_of(operands, 3)
+        low, high, by = operands[1].strip(), operands[2].strip(), operands[3].strip()
         # The two halves of 64 bits, each shifted into the other, are a rotation too.
-        shifted[low, high] = -1 if amount is None else amount
-        if shifted.get((high, low)) != shifted[low, high]:
+        recent[low, high, by] = place
+        if recent.get((high, low, by), -NEAR) <= place - NEAR:
             return FUNNEL
-        if amount is not None:
-            amounts.add(amount % 64)
+        amounts.add((_number_of(operands, 3) or 0) % 64)
         return ROTATE
     if word == b"prmt":
         selector = _number_of(operands, 3)
         return ROTATE if selector in ROTATING else OTHER
-    if len(operands) == 3:
-        amount, bits = _number_of(operands, 2), _bits(types)
-        if amount is not None:
-            register = operands[1].strip()
-            other = RIGHT if word == LEFT else LEFT
-            shifted[word, register] = amount
-            if shifted.get((other, register)) == bits - amount:
-                amounts.add(amount)
-                return ROTATE
+    amount, bits = _number_of(operands, 2), _bits(types)
+    if amount is not None:
+        # Not of one register only: the compiler moves XORs through one of the two shifts.
+        other = RIGHT if word == LEFT else LEFT
+        recent[word, bits, amount] = place
+        if recent.get((other, bits, bits - amount), -NEAR) > place - NEAR:
+            amounts.add(amount)
+            return ROTATE
     return SHIFT
 
 
