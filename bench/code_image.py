@@ -148,15 +148,15 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def watch(pid: int) -> tuple[int, int, int]:
-    """Peaks until it ends: of all together, of the parent, of a child."""
+def watch(pid: int) -> tuple[int, int, int, float]:
+    """Peaks until it ends: of all together, of the parent, of a child; and their CPU time."""
     together = parent = child = 0
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+    while (ended := os.wait4(pid, os.WNOHANG))[0] == 0:
         own, others = memory(pid), [memory(one) for one in children(pid)]
         together = max(together, own + sum(others))
         parent, child = max(parent, resident(pid)), max(child, *map(resident, children(pid)), 0)
         time.sleep(SAMPLE_SECONDS)
-    return together, parent, child
+    return together, parent, child, ended[2].ru_utime + ended[2].ru_stime
 
 
 def main() -> int:
@@ -185,12 +185,13 @@ def main() -> int:
 def told(target: Target, targets: Targets) -> int:
     answer, writer = os.pipe()
     began = time.monotonic()
-    together, parent, child = watch(scan(target, targets, writer))
+    together, parent, child, cpu = watch(scan(target, targets, writer))
     seconds = time.monotonic() - began
     what, modules, different, problems, read = json.loads(os.read(answer, 1000))
     print(
         f"{what}: {read / 1000**2:,.0f} MB, {modules} modules, {different} different, "
-        f"{problems} problems; {seconds:.1f} s, {read / seconds / 1000**2:,.0f} MB/s"
+        f"{problems} problems; {seconds:.1f} s, {read / seconds / 1000**2:,.0f} MB/s; "
+        f"{cpu:.1f} s of CPU, {read / cpu / 1000**2:,.0f} MB/s of one core"
     )
     print(
         f"peak of parent and children together: {together / 1000**2:.0f} MB of their own; "

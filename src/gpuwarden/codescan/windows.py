@@ -19,7 +19,7 @@ from gpuwarden.code.memory_search import Haystack
 from gpuwarden.codescan.streams import Stream
 from gpuwarden.errors import Malformed
 
-WINDOW_BYTES = 96 << 20
+WINDOW_BYTES = 64 << 20
 WINDOW_LIMIT_BYTES = 320 << 20
 TEXT_LIMIT_BYTES = 16 << 20
 """PTX that is longer may be cut."""
