@@ -153,6 +153,19 @@ def test_of_many_kernels_all_are_counted_and_some_are_told() -> None:
         cubin.kernels(_parsed(image), Bounds(kernels=199))
 
 
+def test_long_names_are_told_in_part() -> None:
+    long_name = "n" * 20_000
+    cubins = module(build.cubin([KernelImage(long_name, bytes(128), shared_bytes=64)]))
+    amd = module(build.amd_code_object([build.AmdKernel(long_name)]))
+    text = module(build.ptx([long_name]))
+    for one in (cubins, amd, text):
+        assert long_name.startswith(one.kernels[0].name)
+        assert len(one.kernels[0].name) < 5000
+    assert cubins.kernels[0].shared_bytes == 64
+    note = Section(".note.nv.tkinfo", build.toolkit_note(options="o" * 20_000), build.SHT_NOTE)
+    assert len(module(build.cubin(toolkit=False, more=[note])).options) < 5000
+
+
 def test_sections_are_told_by_their_names_whatever_their_types_say() -> None:
     names = {
         "codes": [".text.k", ".text."],

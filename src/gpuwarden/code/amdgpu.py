@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
+from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, NAME_TOLD, Bounds
 from gpuwarden.code.codecs import decompress
 from gpuwarden.code.elf import SHT_NOBITS, TYPE, Elf, Header
 from gpuwarden.code.module import Codec, Kernel
@@ -171,7 +171,7 @@ def kernels(
     sizes = _code_sizes(image) if found and limit else {}
     return len(found), tuple(
         Kernel(
-            name=kernel.name,
+            name=kernel.name[:NAME_TOLD],
             registers=kernel.registers,
             shared_bytes=kernel.shared_bytes,
             code_bytes=sizes.get(kernel.name.encode()),

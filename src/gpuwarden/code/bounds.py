@@ -7,6 +7,9 @@ from msgspec import Struct
 KERNELS_TOLD = 64
 """Kernels of one module that a report lists."""
 
+NAME_TOLD = 4096
+"""Characters of a name, and of options, that are told: longer than any compiler's so far."""
+
 
 class Bounds(Struct, frozen=True):
     """Limits of one buffer; what goes over one is a Problem, never a silence."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
+from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, NAME_TOLD, Bounds
 from gpuwarden.code.elf import Elf, Header, string_at
 from gpuwarden.code.module import Kernel
 from gpuwarden.errors import Malformed
@@ -152,7 +152,7 @@ def built(cubin: Cubin) -> Built:
     """The toolkit and the options of the notes, empty where there are none."""
     tool, options = _tool_strings(cubin)
     if tool:
-        return Built(tool.decode("utf-8", "backslashreplace"), _words(options))
+        return Built(_words(tool), _words(options))
     description = _description(cubin.note(CUDA_NOTE))
     if len(description) >= CUDA.size:
         version = CUDA.unpack_from(description)[2]
@@ -175,7 +175,7 @@ def _tool_strings(cubin: Cubin) -> tuple[bytes, bytes]:
 
 
 def _words(text: bytes) -> str:
-    return b" ".join(text.split()).decode("utf-8", "backslashreplace")
+    return b" ".join(text.split())[:NAME_TOLD].decode("utf-8", "backslashreplace")
 
 
 def _description(section: bytes) -> bytes:
@@ -215,7 +215,7 @@ def kernels(
         name = whole_name[len(TEXT) :]
         found.append(
             Kernel(
-                name=name.decode("utf-8", "backslashreplace"),
+                name=name[:NAME_TOLD].decode("utf-8", "backslashreplace"),
                 # Before sm_80 and ABI 8 the section header itself has the count.
                 registers=registers.get(info & 0xFFFFFF) or info >> 24 or None,
                 shared_bytes=shared.get(name, 0),

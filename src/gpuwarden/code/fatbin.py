@@ -9,6 +9,7 @@ import struct
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
+from gpuwarden.code.bounds import NAME_TOLD
 from gpuwarden.code.located import ALIGNMENT, Located, Stream, place_at
 from gpuwarden.code.module import Codec, Kind, Place, Problem
 from gpuwarden.errors import Malformed
@@ -44,7 +45,6 @@ CODECS: tuple[tuple[int, Codec], ...] = (
 )
 
 ENTRY_HEADER_LIMIT_BYTES = 1 << 20
-TEXT_LIMIT_BYTES = 4096
 
 
 class Wrapper(NamedTuple):
@@ -165,7 +165,7 @@ def arch_of(entry: Entry) -> str:
 
 
 def _text(header: bytes | memoryview, at: int, size: int) -> str:
-    if not size or at < ENTRY.size or size > TEXT_LIMIT_BYTES or at + size > len(header):
+    if not size or at < ENTRY.size or size > NAME_TOLD or at + size > len(header):
         return ""
     return bytes(header[at : at + size]).rstrip(b"\0").decode("utf-8", "backslashreplace")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, Bounds
+from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, NAME_TOLD, Bounds
 from gpuwarden.code.memory_search import Haystack
 from gpuwarden.code.module import Kernel
 from gpuwarden.pattern import pattern
@@ -26,7 +26,7 @@ _TARGET = pattern(rb"\.target\s+(?:sm|compute)_(\d{1,4}[af]?)\b")
 _COMMENT_SOURCE = rb"//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(?:\*/|\Z)"
 _BLANK = pattern(rb"(?:\s+|" + _COMMENT_SOURCE + rb")*+")
 _NO_TEXT = pattern(rb"[\x00-\x08\x0e-\x1f\x7f]")
-_ENTRY = pattern(rb"\.entry\s+([A-Za-z_$%][\w$]*)")
+_ENTRY = pattern(rb"\.entry\s+([A-Za-z_$%%][\w$]{0,%d})" % NAME_TOLD)
 _BUILT_WITH = pattern(rb"// *Cuda compilation tools, release [\d.]+, V([\d.]+)")
 _NVVM = pattern(rb"// *Based on (NVVM [\d.]+|LLVM [\d.]+\w*)")
 _COMMENT = pattern(_COMMENT_SOURCE)
