@@ -7,30 +7,29 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import lightgbm
 import numpy as np
 import numpy.typing as npt
 
 from bench.classifier_data import TrainingSet
 from bench.classifier_measures import COUNTED_KERNELS, HANDICAPS, Calibration
-from bench.classifier_training import GATE_TREES, View
+from bench.classifier_training import GATE_TREES, Boosters, View
 from gpuwarden.code.classify.model import GENERATIONS, Table
 
 LEAST_INSTRUCTIONS = 150
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def arrays_of_trees(booster: lightgbm.Booster, edges: list[npt.NDArray[np.float32]]) -> Arrays:
-    """The booster's trees as the tables of ``gpuwarden.code.classify.trees``.
+def arrays_of_trees(boosters: Boosters, edges: list[npt.NDArray[np.float32]]) -> Arrays:
+    """The boosters' trees as the tables of ``gpuwarden.code.classify.trees``; their sum is a mean.
 
-    ``edges``: of each column of the booster, the raw values that its codes were cut at.
+    ``edges``: of each column of the boosters, the raw values that its codes were cut at.
     """
     roots: list[int] = []
     features: list[int] = []
     thresholds: list[float] = []
     children: list[int] = []
     values: list[float] = []
-    for tree in booster.dump_model()["tree_info"]:
+    for tree in [tree for booster in boosters for tree in booster.dump_model()["tree_info"]]:
         roots.append(len(features))
         waiting = [tree["tree_structure"]]
         start = len(features)
@@ -46,7 +45,7 @@ def arrays_of_trees(booster: lightgbm.Booster, edges: list[npt.NDArray[np.float3
                 features.append(0)
                 thresholds.append(np.inf)
                 children.append(len(children))
-                values.append(node["leaf_value"])
+                values.append(node["leaf_value"] / len(boosters))
     return {
         "roots": np.array(roots, np.int32),
         "features": np.array(features, np.int16),
@@ -68,7 +67,7 @@ def arrays_of_table(name: str, table: Table) -> Arrays:
 def model_arrays(
     data: TrainingSet,
     views: tuple[View, ...],
-    boosters: dict[str, lightgbm.Booster],
+    boosters: dict[str, Boosters],
     calibration: Calibration,
 ) -> Arrays:
     """All arrays of the model file."""

@@ -16,7 +16,7 @@ Raw = tuple[Scores, Scores]
 
 GATE_SHARE = 0.1
 """The first trees turn away all but this share of benign kernels."""
-HANDICAPS = {"whole": 0.0, "window": 0.6}
+HANDICAPS = {"whole": 0.0, "window": 0.3}
 COUNTED_KERNELS = 50
 MODULE_RATE = 1e-3
 SET_RATE = 1e-2

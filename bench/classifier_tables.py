@@ -17,6 +17,7 @@ from bench.classifier_measures import (
     caught,
     caught_without,
     combined,
+    grouped,
     hidden_mining_sets,
     interval,
     of_groups,
@@ -99,7 +100,9 @@ def _protocols(
     hits = of_groups(data, scores, data.mining, "module") >= calibration.module_threshold
     for owner in ("family", "project"):
         low, high = interval(owners_of_groups(data, data.mining, "module", owner), hits)
-        print(f"Modules found at 0.1%, whole {owner}s drawn again: {low:.3f} to {high:.3f} (95%).")
+        print(
+            f"Modules found at 0.1%, every {owner} drawn as a whole: {low:.3f} to {high:.3f} (95%)."
+        )
     low, high = caught_without(data, scores, "module", MODULE_RATE)
     print(f"With any one benign library left out of the threshold: {low:.3f} to {high:.3f}.")
     alarmed = alarm_rate_without(data, scores, "module", MODULE_RATE)
@@ -116,15 +119,21 @@ def _users(data: TrainingSet, calibration: Calibration, scores: Scores) -> None:
         ("1% of B's sets", threshold(sets["B"], SET_RATE)),
         ("none of B's sets", threshold(sets["B"], 0.0)),
         ("1% of A's sets", threshold(sets["A"], SET_RATE)),
-        ("the module's", calibration.module_threshold),
     ]
     for name, least in lines:
         alarms = [f"{(sets[p] >= least).sum()} of {len(sets[p])}" for p in "BA"]
         _row(name, f"{least:.2f}", *alarms, f"{(mining >= least).mean():.3f}")
+    by_module = [
+        _highest_module(data, scores, rows) >= calibration.module_threshold
+        for rows in (data.negatives("B"), data.negatives("A"), data.mining)
+    ]
+    alarms = [f"{hits.sum()} of {len(sets[p])}" for hits, p in zip(by_module, "BA", strict=False)]
+    _row("any one module", f"{calibration.module_threshold:.2f}", *alarms, by_module[2].mean())
     least = calibration.set_threshold
+    print()
     for owner in ("family", "project"):
         low, high = interval(owners_of_groups(data, data.mining, "unit", owner), mining >= least)
-        print(f"\nSets caught, whole {owner}s drawn again: {low:.3f} to {high:.3f} (95%).")
+        print(f"Sets caught, every {owner} drawn as a whole: {low:.3f} to {high:.3f} (95%).")
     alarmed = alarm_rate_without(data, scores, "unit", SET_RATE)
     print(f"Benign sets alarmed when a library is judged by the others' 1%: {alarmed:.4f}.")
     for kernels in (1, 3, 10, 50):
@@ -137,6 +146,16 @@ def _users(data: TrainingSet, calibration: Calibration, scores: Scores) -> None:
     print(f"Other versions of libraries that do not hash, sets alarmed: {share:.4f}.")
     share = rate_at(data, scores, rest, calibration.module_threshold, "module")
     print(f"The same, modules: {share:.4f}.")
+
+
+def _highest_module(data: TrainingSet, scores: Scores, rows: Mask) -> Scores:
+    """The score of the highest module of each set."""
+    _, place = np.unique(data.module[rows], return_index=True)
+    modules = grouped(data.module[rows], scores[rows], data.count[rows])
+    units, inverse = np.unique(data.unit[rows][place], return_inverse=True)
+    highest = np.zeros(len(units))
+    np.maximum.at(highest, inverse, modules)
+    return highest
 
 
 def _families(data: TrainingSet, calibration: Calibration, scores: Scores) -> None:
@@ -201,7 +220,7 @@ def _generations(data: TrainingSet, calibration: Calibration, scores: Scores) ->
     benign, generation = data.negatives("B"), generation_of(data.arch)
     for number, name in enumerate(GENERATIONS):
         rows = benign & (generation == number)
-        modules = of_groups_of_generation(data, scores, rows)
+        modules = grouped(data.module[rows], scores[rows], data.count[rows])
         alarmed = int((modules >= calibration.module_threshold).sum())
         kernels = int(data.count[rows].sum())
         share = rate_at(data, scores, rows, 3.0, "kernel")
@@ -214,12 +233,4 @@ def _generations(data: TrainingSet, calibration: Calibration, scores: Scores) ->
     )
     print("\nBenign kernels at or above the module threshold by themselves:", end=" ")
     print("; ".join(f"{name}: {count}" for name, count in worst.most_common(12)) or "none")
-    print(f"Libraries scored on other versions under B: {', '.join(HASHING_OTHER_VERSIONS)}.")
-
-
-def of_groups_of_generation(data: TrainingSet, scores: Scores, rows: Mask) -> Scores:
-    """Scores of the modules of one generation that have a kernel long enough."""
-    names, inverse = np.unique(data.module[rows], return_inverse=True)
-    highest = np.zeros(len(names))
-    np.maximum.at(highest, inverse, scores[rows])
-    return highest
+    print(f"Scored on other versions under B: {', '.join(HASHING_OTHER_VERSIONS)}.")

@@ -19,7 +19,10 @@ import numpy.typing as npt
 from bench.classifier_data import LOWERED, Mask, TrainingSet
 
 Scores = npt.NDArray[np.float64]
+Boosters = tuple[lightgbm.Booster, ...]
 
+SEEDS = (1, 2)
+"""An ensemble is the mean of one for each: what chance gives to one, the other need not have."""
 GATE_TREES = 20
 """So many trees are asked first; most kernels need no more."""
 HARDEST = 400
@@ -112,7 +115,7 @@ class Trainer:
         self.rows = np.flatnonzero(weights > 0)
         places = [data.columns.index(name) for name in view.columns]
         self.matrix = np.ascontiguousarray(data.codes[:, places], np.float32)
-        self.parameters = {**FIXED, **view.parameters, "seed": 1}
+        self.parameters = {**FIXED, **view.parameters}
         self.full = lightgbm.Dataset(
             self.matrix[self.rows],
             (data.kind == "miner")[self.rows].astype(int),
@@ -121,16 +124,21 @@ class Trainer:
             free_raw_data=False,
         ).construct()
 
-    def model(self, kept: Mask) -> lightgbm.Booster:
+    def model(self, kept: Mask) -> Boosters:
         """Trained on the rows of ``kept`` among those that the view learns from."""
         part = self.full.subset(np.flatnonzero(kept[self.rows]).tolist())
-        return lightgbm.train(self.parameters, part, self.view.trees)
+        return tuple(
+            lightgbm.train({**self.parameters, "seed": seed}, part, self.view.trees)
+            for seed in SEEDS
+        )
 
-    def predicted(self, model: lightgbm.Booster, rows: Mask) -> tuple[Scores, Scores]:
-        """Raw scores of ``rows``: after the first trees, and after all."""
+    def predicted(self, model: Boosters, rows: Mask) -> tuple[Scores, Scores]:
+        """Raw scores of ``rows``: after the first trees, and after all; means over the seeds."""
+        asked: dict[str, Any] = {"raw_score": True, "num_threads": 1}
         part = self.matrix[rows]
-        first = model.predict(part, raw_score=True, num_iteration=GATE_TREES, num_threads=1)
-        return np.asarray(first), np.asarray(model.predict(part, raw_score=True, num_threads=1))
+        first = np.asarray(model[0].predict(part, num_iteration=GATE_TREES, **asked))
+        full = [np.asarray(booster.predict(part, **asked)) for booster in model]
+        return first / len(model), np.mean(full, axis=0)
 
 
 def left_out(

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import lightgbm
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 from bench.classifier_data import Mask, TrainingSet, read_training_set
 from bench.classifier_export import arrays_of_trees, model_arrays, write_model
 from bench.classifier_measures import Raw, calibrated, grouped
-from bench.classifier_training import GATE_TREES, Trainer, View, left_out
+from bench.classifier_training import GATE_TREES, Boosters, Trainer, View, left_out
 from gpuwarden.code.classify.model import MODEL_FILE, Model, load_model, model_of
 from gpuwarden.code.classify.trees import Trees
 
-Trained = dict[str, tuple[Trainer, lightgbm.Booster]]
+Trained = dict[str, tuple[Trainer, Boosters]]
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +118,11 @@ def test_left_out_code_is_scored_by_a_model_that_did_not_see_it(
     class Watched(Trainer):
         kept: Mask
 
-        def model(self, kept: Mask) -> lightgbm.Booster:
+        def model(self, kept: Mask) -> Boosters:
             self.kept = kept
             return boosters["window"][1]
 
-        def predicted(self, model: lightgbm.Booster, rows: Mask) -> Raw:
+        def predicted(self, model: Boosters, rows: Mask) -> Raw:
             seen = self.kept
             if (part.kind[rows] == "miner").any() or part.benign[rows].any():
                 assert not (seen & rows).any()
