@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -55,8 +53,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[bytes, Answer]]
         def judge(kind: str, image: bytes | memoryview) -> ModuleJudgement:
             return ModuleJudgement(answer=answers[bytes(image)], reasons=("said the test",))
 
-        stand_in = SimpleNamespace(judge=judge)
-        monkeypatch.setitem(sys.modules, "gpuwarden.code.classify", stand_in)
+        monkeypatch.setattr("gpuwarden.code.classify.judge", judge)
 
     judge_so({})
     return judge_so
