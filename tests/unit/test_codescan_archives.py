@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwarden.code import fatbin
@@ -65,6 +65,7 @@ names = st.one_of(
 ).filter(lambda name: name.strip("/") != "")
 
 
+@example([("é\n", b"ends like the record that it is in")], tarfile.PAX_FORMAT, 100)
 @given(
     st.lists(st.tuples(names, st.binary(max_size=2000)), max_size=6),
     st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),

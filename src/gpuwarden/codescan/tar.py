@@ -144,7 +144,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         end = at + int(data[at:blank])
         if end <= blank or end > len(data):
             raise Malformed("tar: an extended header that cannot be read")
-        key, _, value = data[blank + 1 : end].rstrip(b"\n").partition(b"=")
+        key, _, value = data[blank + 1 : end].removesuffix(b"\n").partition(b"=")
         yield key, value
         at = end
 
