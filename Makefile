@@ -3,7 +3,7 @@
 #   make scan     scan this machine, then a recorded node with a miner on it
 #   make test     run all tests (ARGS="-k slurm" for some)
 
-.PHONY: scan test test-guest probes check schema lock bench clean
+.PHONY: scan test test-guest test-corpus baselines classifier fuzz probes check schema lock bench clean
 .NOTPARALLEL:
 
 scan:
@@ -22,6 +22,27 @@ probes:
 test-guest:
 	@scripts/setup test
 	@scripts/guest $(ARGS)
+
+# GPU modules of public libraries, byte for byte with cuobjdump, and features against the training
+# set: gigabytes of wheels and half an hour, so not part of `test`.
+test-corpus:
+	@scripts/setup test
+	@.venv/bin/python -m pytest -q tests/corpus $(ARGS)
+
+# The starter baseline that ships, of the wheels in scripts/baseline_packages.txt; an hour.
+baselines:
+	@scripts/setup run
+	@.venv/bin/python scripts/build_baselines $(ARGS)
+
+# The classifier of GPU code: trained and measured anew, every figure left-out.
+classifier:
+	@scripts/setup test
+	@.venv/bin/python bench/train_classifier.py --train $(ARGS)
+
+# A million mutants of GPU modules of every form.
+fuzz:
+	@scripts/setup test
+	@.venv/bin/python bench/fuzz_code.py $(ARGS)
 
 # Format, lint, types, floors and sizes, before each commit.
 check:
