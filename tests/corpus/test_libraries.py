@@ -32,7 +32,7 @@ LIBRARIES = [
     if line and not line.startswith("#")
 ]
 OLDER_CUOBJDUMP = ("triton==3.1.0", "triton/backends/nvidia/bin/cuobjdump")
-COLUMNS = "{:28} {:34} {:>8} {:>8} {:>8} {:>8} {:>9}  {}"
+COLUMNS = "{:33} {:43} {:>8} {:>8} {:>8} {:>8} {:>9}  {}"
 HEADINGS = ("package", "file", "modules", "equal", "missed", "unlike", "problems", "cuobjdump")
 
 
