@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from gpuwarden import __version__
@@ -21,11 +23,13 @@ def found(
     standing: Standing = "unknown",
     digest: str = "ab" * 32,
     broken: str = "",
+    together: Literal["hash-like", "not hash-like", ""] = "",
 ) -> FoundModule:
     return FoundModule(
         module=module(digest, broken=broken),
         standing=standing,
         judgement=ModuleJudgement(answer=answer) if answer else None,
+        together=together,
         sightings=sightings,
     )
 
@@ -93,6 +97,15 @@ def test_one_hash_like_module_refuses_the_whole_process() -> None:
     assert decisions(*every, accept_flagged=True) == expected
     # It may as well be in a file that the process has mapped.
     assert decisions(harmless, found("hash-like", in_file(7), digest="ef" * 32))[0] == "refuse"
+
+
+def test_what_all_modules_come_to_together_counts() -> None:
+    harmless = found("not hash-like", in_memory(7), together="not hash-like")
+    alone = found("hash-like", in_memory(7), digest="ef" * 32, together="not hash-like")
+    # One of thousands looks like a hash by chance: it is refused, its neighbours are not.
+    assert decisions(harmless, alone) == ["take", "refuse"]
+    share = found("not hash-like", in_memory(7), digest="ef" * 32, together="hash-like")
+    assert decisions(harmless, share, accept_flagged=True) == ["refuse", "refuse"]
 
 
 def test_known_hash_like_code_is_no_reason() -> None:

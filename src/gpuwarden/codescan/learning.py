@@ -37,6 +37,9 @@ def consider(found: FoundModule, *, accept_flagged: bool = False) -> Candidate:
     judgement = found.judgement or ModuleJudgement(answer="unreadable")
     reasons = "; ".join(judgement.reasons)
     why = judgement.answer + (f": {reasons}" if reasons else "")
+    if found.together == "hash-like":
+        why = "hash-like together with the other unknown code of its file or process"
+        return Candidate(found=found, decision="refuse", why=why)
     if judgement.answer in TAKEN:
         return Candidate(found=found, decision="take")
     if judgement.answer in FLAGGED:
@@ -45,23 +48,20 @@ def consider(found: FoundModule, *, accept_flagged: bool = False) -> Candidate:
 
 
 def considered(report: CodeReport, *, accept_flagged: bool = False) -> list[Candidate]:
-    """Every module of a report. Of a process that holds hash-like code nothing is learnt, and what
-    is in its mapped files is no JIT code: a baseline of the files is for that.
+    """Every module of a report, each decided.
+
+    Of a process whose unknown code is hash-like, one module alone or all together, nothing is
+    learnt. What is in its mapped files is no JIT code: a baseline of the files is for that.
     """
     candidates = [consider(found, accept_flagged=accept_flagged) for found in report.modules]
     processes = {target.name for target in report.targets if target.what == "process"}
     tainted = {
         sighting.place.target
         for candidate in candidates
-        if candidate.decision != "known" and is_hash_like(candidate.found)
+        if candidate.found.is_alarming
         for sighting in candidate.found.sightings
     } & processes
     return [_in_processes(candidate, processes, tainted) for candidate in candidates]
-
-
-def is_hash_like(found: FoundModule) -> bool:
-    """Whether a module was judged and computes as hash functions do."""
-    return found.judgement is not None and found.judgement.answer == "hash-like"
 
 
 def _in_processes(candidate: Candidate, processes: set[str], tainted: set[str]) -> Candidate:
