@@ -193,15 +193,27 @@ def _unknown(sheet: Sheet, found: Sequence[FoundModule], wanted: Wanted) -> None
         sheet.add(BY_ITSELF, indent=2, hang=2)
     telling = [one for one in looked_up if _answer(one) not in QUIET_ANSWERS]
     ordered = sorted(telling, key=lambda one: (ANSWERS.index(_answer(one)), -_score(one)))
-    for one in ordered[:UNKNOWN_SHOWN]:
-        _told(sheet, one, wanted, style="")
-    if len(ordered) > UNKNOWN_SHOWN:
-        sheet.add(f"and {len(ordered) - UNKNOWN_SHOWN:,} more like them", indent=2)
+    alike: dict[tuple[str, ...], list[FoundModule]] = {}
+    for one in ordered:
+        alike.setdefault(_what_is_told(one), []).append(one)
+    for some in list(alike.values())[:UNKNOWN_SHOWN]:
+        _told(sheet, some[0], wanted, style="")
+        if len(some) > 1:
+            sheet.add(f"and {len(some) - 1:,} of which the same is told", indent=4)
+    if len(alike) > UNKNOWN_SHOWN:
+        more = sum(map(len, list(alike.values())[UNKNOWN_SHOWN:]))
+        sheet.add(f"and {more:,} more: --list tells of them", indent=2)
     files = Counter(_file(one) for one in looked_up if _answer(one) in QUIET_ANSWERS)
     for file, count in files.most_common(FILES_SHOWN):
         sheet.add(f"{count:,} in {file}", indent=2, hang=2)
     if len(files) > FILES_SHOWN:
         sheet.add(f"and in {len(files) - FILES_SHOWN:,} files more: --list tells of them", indent=2)
+
+
+def _what_is_told(one: FoundModule) -> tuple[str, ...]:
+    """What makes it worth a line of its own: what it computes, not which one it is."""
+    reasons = one.judgement.reasons if one.judgement is not None else ()
+    return (one.module.kind, _answer(one), one.known_as, *reasons)
 
 
 def _file(one: FoundModule) -> str:
