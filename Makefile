@@ -27,7 +27,8 @@ test-guest:
 # set: gigabytes of wheels and half an hour, so not part of `test`.
 test-corpus:
 	@scripts/setup test
-	@.venv/bin/python -m pytest -q tests/corpus $(ARGS)
+	@.venv/bin/python -m pytest -q tests/corpus $(ARGS); status=$$?; \
+		cat build/corpus/report.txt; exit $$status
 
 # The starter baseline that ships, of the wheels in scripts/baseline_packages.txt; an hour.
 baselines:
@@ -64,6 +65,10 @@ bench:
 	@.venv/bin/python bench/scan_speed.py $(ARGS)
 	@.venv/bin/python bench/probe_speed.py
 	@.venv/bin/python bench/watch_speed.py
+	@.venv/bin/python bench/code_speed.py --small
+	@.venv/bin/python bench/code_memory.py
+	@.venv/bin/python bench/baseline_speed.py
+	@.venv/bin/python bench/feature_speed.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
