@@ -19,7 +19,8 @@ from gpuwarden.code.sass.groups import XOR_LIKE
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
 
-MOST_BYTES = 1 << 25
+MOST_BYTES = 1 << 26
+"""Of one text: CuPy has one of 36 MB."""
 MOST_NUMBERS = 1 << 16
 NARROW, WIDE = 128, 512
 MASK = 0xFFFFFFFF
