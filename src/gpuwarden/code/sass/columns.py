@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
 
 from gpuwarden.code.sass.groups import GROUPS, TRUTH_TABLES
 
@@ -68,7 +68,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 COLUMNS = tuple(column for columns in PARTS.values() for column in columns)
 
 
-def parts_of(columns: Iterable[str]) -> frozenset[str]:
+@functools.cache
+def parts_of(columns: tuple[str, ...]) -> frozenset[str]:
     """The parts that have to be computed for these columns. Errors: KeyError, unknown column."""
     part_of = {column: part for part, names in PARTS.items() for column in names}
     return frozenset(part_of[column] for column in columns)

@@ -98,7 +98,7 @@ def features_of(
             values[place] = found[name]
         rows.append(values.T)
         numbers.append(stream.kernels)
-        counts.append(np.diff(stream.starts))
+        counts.append(stream.starts[1:] - stream.starts[:-1])
         unknown.append(_unknown(stream) / counts[-1])
     order = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
     none = np.zeros(0, np.int64)
@@ -118,7 +118,7 @@ def stream_columns(stream: Stream, arch: int, parts: frozenset[str]) -> Columns:
     """The columns of all ``parts`` but the module's, a value for each kernel of the stream."""
     loops = find_loops(stream, arch)
     totals = loops.histogram.sum(axis=1).astype(np.float64)
-    count = np.diff(stream.starts)
+    count = stream.starts[1:] - stream.starts[:-1]
     columns: Columns = {}
     if "histogram" in parts:
         columns |= _histogram_columns(loops, totals, count)

@@ -33,7 +33,8 @@ def looks_random(words: Words) -> npt.NDArray[np.bool_]:
 def numbers_in(stream: Stream) -> tuple[Integers, Words]:
     """For each integer instruction with a number: its kernel's place in the stream, the number."""
     found = np.flatnonzero(stream.has_number & groups.IS_ALU.take(stream.codes))
-    counts = np.diff(np.searchsorted(found, stream.starts))
+    parts = np.searchsorted(found, stream.starts)
+    counts = parts[1:] - parts[:-1]
     return np.repeat(np.arange(len(counts)), counts), stream.words[stream.places[found], 1]
 
 
@@ -56,7 +57,8 @@ class Amounts:
 
     def __init__(self, stream: Stream) -> None:
         self._where = np.flatnonzero(stream.has_number & groups.IS_FUNNEL.take(stream.codes))
-        counts = np.diff(np.searchsorted(self._where, stream.starts))
+        parts = np.searchsorted(self._where, stream.starts)
+        counts = parts[1:] - parts[:-1]
         self._kernel = np.repeat(np.arange(len(counts)), counts)
         self._amount = stream.words[stream.places[self._where], 1] & np.uint32(AMOUNTS - 1)
         self._kernels = len(counts)

@@ -33,11 +33,16 @@ for _place, _mask in enumerate(_MASKS):
     _PACKED |= _mask.astype(np.uint64) << np.uint64(FIELD_BITS * _place)
 
 
+_SHIFTS = np.arange(len(_MASKS), dtype=np.uint64) * np.uint64(FIELD_BITS)
+_NARROW_NAMES = ("bitwin_max", "corewin_max", "rotwin_max", "intwin_max", "memwin_max")
+_WIDE_NAMES = ("bitwin512_max", "corewin512_max")
+
+
 class Blocks:
     """Running sums, block by block, over a stream of values cut into kernels."""
 
     def __init__(self, values: npt.NDArray[np.generic], starts: Integers) -> None:
-        self.sizes = np.diff(starts)
+        self.sizes = starts[1:] - starts[:-1]
         """Items of each kernel; it may be none."""
         counts = -(-self.sizes // BLOCK)
         self.first = np.concatenate(([0], np.cumsum(counts)))
@@ -68,25 +73,23 @@ def plain_windows(stream: Stream) -> dict[str, npt.NDArray[np.float64]]:
     """Densest windows over all instructions: name of a feature → a value for each kernel."""
     blocks = Blocks(_PACKED.take(stream.codes), stream.starts)
     columns: dict[str, npt.NDArray[np.float64]] = {}
-    for width, suffix, fields in ((NARROW, "", 5), (WIDE, "512", 2)):
+    for width, names in ((NARROW, _NARROW_NAMES), (WIDE, _WIDE_NAMES)):
         begins, sums = blocks.windows(width, width // 4)
         parts = blocks.per_kernel(begins)
-        whole = np.diff(parts) == 0
-        names = ("bitwin", "corewin", "rotwin", "intwin", "memwin")[:fields]
-        for place, name in enumerate(names):
-            shift = np.uint64(FIELD_BITS * place)
-            values = (sums >> shift & FIELD).astype(np.float64) / width
-            short = (blocks.totals >> shift & FIELD).astype(np.float64) / width
-            densest = np.where(whole, short, _maximum(values, parts))
-            columns[f"{name}{suffix}_max"] = densest
-            bar = {"bitwin": DENSE_MIXING, "corewin": DENSE_CORE}.get(name)
-            if suffix or bar is None:
-                continue
-            dense = np.where(whole, short > bar, _total(values > bar, parts))
-            tag = f"{name}_frac{round(100 * bar)}"
-            columns[tag] = dense / np.maximum(np.diff(parts), 1)
-            if name == "bitwin":
-                columns["bitwin_n30"] = dense
+        many = parts[1:] - parts[:-1]
+        shifts = _SHIFTS[: len(names), None]
+        shares = (sums >> shifts & FIELD).astype(np.float64) / width
+        # Of a kernel in which no window fits, the whole counts as one.
+        short = (blocks.totals >> shifts & FIELD).astype(np.float64) / width
+        densest = np.where(many == 0, short, _reduced(np.maximum, shares, parts))
+        columns |= zip(names, densest, strict=True)
+        if width == NARROW:
+            bars = np.array([[DENSE_MIXING], [DENSE_CORE]])
+            dense = _reduced(np.add, (shares[:2] > bars).astype(np.float64), parts)
+            mixing, core = np.where(many == 0, short[:2] > bars, dense)
+            columns["bitwin_n30"] = mixing
+            columns["bitwin_frac30"] = mixing / np.maximum(many, 1)
+            columns["corewin_frac50"] = core / np.maximum(many, 1)
     return columns
 
 
@@ -119,7 +122,7 @@ def hot_windows(
         large = np.flatnonzero(blocks.sizes > width)
         # The densest, and of those the first: the higher the key, the earlier the window.
         keys = sums.astype(np.int64) * (len(begins) + 1) + np.arange(len(begins), 0, -1)
-        best = _maximum(keys, parts)[large] % (len(begins) + 1)
+        best = _reduced(np.maximum, keys, parts)[large] % (len(begins) + 1)
         place = blocks.place[begins[len(begins) - best]] * BLOCK
         histogram = everything.copy()
         first, last = stream.starts[:-1].copy(), stream.starts[1:] - 1
@@ -135,9 +138,12 @@ def _count_of_dense(blocks: Blocks) -> npt.NDArray[np.float64]:
     """log2 of one and the dense windows end to end; where none fits, whether the whole is dense."""
     width = HOT["h1"]
     begins, sums = blocks.windows(width, width)
-    dense = _total(sums / width > DENSE_MIXING, blocks.per_kernel(begins))
+    dense = _reduced(
+        np.add, (sums / width > DENSE_MIXING).astype(np.float64), blocks.per_kernel(begins)
+    )
     short = blocks.totals > DENSE_MIXING * np.maximum(blocks.sizes, 1)
-    return np.where(blocks.sizes >= width, np.log2(1 + dense), short.astype(np.float64))
+    counted: npt.NDArray[np.float64] = np.log2(1 + dense)
+    return np.where(blocks.sizes >= width, counted, short.astype(np.float64))
 
 
 def longest_runs(stream: Stream) -> Integers:
@@ -146,29 +152,21 @@ def longest_runs(stream: Stream) -> Integers:
     parts = np.searchsorted(breaks, stream.starts)
     kernels = len(stream.kernels)
     # A break before each kernel, which ends the one before: every kernel moves on by one more.
-    breaks = breaks + np.repeat(np.arange(1, kernels + 1), np.diff(parts))
+    breaks = breaks + np.repeat(np.arange(1, kernels + 1), parts[1:] - parts[:-1])
     fences = stream.starts + np.arange(kernels + 1)
     cuts = np.insert(breaks, parts, fences)
-    gaps = np.diff(cuts)
+    gaps = cuts[1:] - cuts[:-1]
     return np.maximum.reduceat(gaps, parts[:-1] + np.arange(kernels)) - 1
-
-
-def _maximum(values: npt.NDArray[np.generic], parts: Integers) -> npt.NDArray[np.generic]:
-    """The largest of each part, 0 for an empty one."""
-    return _reduced(np.maximum, values, parts)
-
-
-def _total(values: npt.NDArray[np.generic], parts: Integers) -> npt.NDArray[np.generic]:
-    return _reduced(np.add, values.astype(np.float64), parts)
 
 
 def _reduced(
     operation: np.ufunc, values: npt.NDArray[np.generic], parts: Integers
 ) -> npt.NDArray[np.generic]:
-    reduced = np.zeros(len(parts) - 1, values.dtype)
-    filled = np.flatnonzero(np.diff(parts))
+    """Each part of the last axis reduced to one value, 0 for an empty one."""
+    reduced = np.zeros((*values.shape[:-1], len(parts) - 1), values.dtype)
+    filled = np.flatnonzero(parts[1:] - parts[:-1])
     if len(filled):
-        reduced[filled] = operation.reduceat(values, parts[filled])
+        reduced[..., filled] = operation.reduceat(values, parts[filled], axis=-1)
     return reduced
 
 
