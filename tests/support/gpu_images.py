@@ -40,6 +40,7 @@ class Section(NamedTuple):
     info: int = 0
     link: int = 0
     size: int | None = None
+    flags: int = 0
 
 
 class KernelImage(NamedTuple):
@@ -89,7 +90,7 @@ def elf(
                 "<IIQQQQIIQQ",
                 at[section.name],
                 section.kind,
-                0,
+                section.flags,
                 0,
                 len(body),
                 size,

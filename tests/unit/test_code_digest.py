@@ -19,6 +19,7 @@ from tests.support.gpu_modules import FATBIN, SAMPLES, found, module
 CODE, OTHER_CODE = bytes(range(256)), bytes(range(255, -1, -1))
 KERNELS = [KernelImage("one", CODE), KernelImage("two", OTHER_CODE)]
 TABLE = {".nv.constant3": b"constants" * 8}
+ALLOC, EXECUTE = 2, 4
 MESSAGE = b"p[0] > 3\0/home/a/project/kernel.cu\0\0void k(int *)\0"
 
 
@@ -55,6 +56,8 @@ OTHER: dict[str, Callable[[], str]] = {
     "read-only data": lambda: digest(Section(".rodata", b"2")),
     "code that the driver finishes": lambda: digest(Section(".nv.capmerc.text.one", b"2")),
     "code in a section of another type": lambda: digest(Section(".text.x", CODE, 0x7000_0000)),
+    "code under a name of its own": lambda: digest(Section(".hidden", CODE, flags=ALLOC | EXECUTE)),
+    "data under a name of its own": lambda: digest(Section(".table", b"2", flags=ALLOC)),
     "the architecture": lambda: digest(sm=89),
 }
 

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, NAME_TOLD, Bounds
-from gpuwarden.code.elf import Elf, Header, string_at
+from gpuwarden.code.elf import SHT_NOBITS, Elf, Header, string_at
 from gpuwarden.code.module import Kernel
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
 
 TEXT, SHARED = b".text.", b".nv.shared."
 ATTRIBUTES, COMPAT = b".nv.info", b".nv.compat"
+SHF_ALLOC, SHF_EXECINSTR = np.uint64(2), np.uint64(4)
 TOOLKIT_NOTE, CUDA_NOTE = b".note.nv.tkinfo", b".note.nv.cuinfo"
 
 NAME_BYTES = 16
@@ -27,11 +28,11 @@ _BYTES_OF_NAME = np.arange(NAME_BYTES)
 ONE, THREE, SIX, SEVEN = (np.uint64((1 << 8 * size) - 1) for size in (1, 3, 6, 7))
 # Names as numbers: .nv.constant0.f and .nv.constant0 have a launch's parameters, all other banks
 # and .nv.global.init and .rodata have constants.
-TEXT_WORD, NV_CONS, NV_GLOB, NV_CAPM, NV_SHAR, NV_INFO, NV_COMP, NOTE_NV, RODATA = (
+TEXT_WORD, NV_CONS, NV_GLOB, NV_CAPM, NV_MERC, NV_SHAR, NV_INFO, NV_COMP, NOTE_NV, RODATA = (
     np.uint64(int.from_bytes(name, "little"))
     for name in (
-        *(b".text.", b".nv.cons", b".nv.glob", b".nv.capm", b".nv.shar", b".nv.info"),
-        *(b".nv.comp", b".note.nv", b".rodata"),
+        *(b".text.", b".nv.cons", b".nv.glob", b".nv.capm", b".nv.merc", b".nv.shar"),
+        *(b".nv.info", b".nv.comp", b".note.nv", b".rodata"),
     )
 )
 TANT0_OF_KERNEL, TANT0, AL_INIT, ERC_TEXT, ED = (
@@ -73,7 +74,9 @@ class Cubin:
     """A cubin's sections by what they are for. Errors of the constructor: Malformed.
 
     ``codes``, ``capsules`` (code that the driver finishes), ``constants`` and ``shared`` are
-    indices of sections. Told by name alone, as the driver does: types and flags can say anything.
+    indices of sections. Told by name, as the driver does: types and flags can say anything. What
+    has a name that no toolkit gives and is executable or loaded all the same is code or a constant
+    too, so that nothing can be added to known code beside it.
     """
 
     __slots__ = ("_notes", "attributes", "capsules", "codes", "constants", "image", "shared")
@@ -85,7 +88,14 @@ class Cubin:
         is_constant = (first == NV_CONS) & (bank != TANT0_OF_KERNEL) & (bank != TANT0)
         is_constant |= (first == NV_GLOB) & (second & SEVEN == AL_INIT)
         is_constant |= first & SEVEN == RODATA
-        self.codes = _indices(first & SIX == TEXT_WORD)
+        is_code = first & SIX == TEXT_WORD
+        odd = ~(is_code | is_constant) & (image.table()["type"] != SHT_NOBITS)
+        for word in (NV_CONS, NV_GLOB, NV_CAPM, NV_MERC, NV_SHAR):
+            odd &= first != word
+        flags = image.table()["flags"]
+        is_code |= odd & (flags & SHF_EXECINSTR != 0)
+        is_constant |= odd & (flags & SHF_ALLOC != 0) & ~is_code
+        self.codes = _indices(is_code)
         self.constants = _indices(is_constant)
         self.capsules = _indices((first == NV_CAPM) & (second == ERC_TEXT))
         self.shared = _indices((first == NV_SHAR) & (second & THREE == ED))
@@ -212,7 +222,7 @@ def kernels(
     shared = {name[len(SHARED) :]: size for name, size, _ in _named(image, cubin.shared)}
     found = []
     for whole_name, size, info in _named(image, codes[:limit]):
-        name = whole_name[len(TEXT) :]
+        name = whole_name.removeprefix(TEXT)
         found.append(
             Kernel(
                 name=name[:NAME_TOLD].decode("utf-8", "backslashreplace"),

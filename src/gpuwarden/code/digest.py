@@ -6,7 +6,7 @@ SHA-256 of its parts, so that neither their names nor their order matter:
 - cubin: the architecture's number, every ``.text.*`` and ``.nv.capmerc.text.*``, and the
   constants: ``.nv.constant1`` and above, ``.nv.global.init``, ``.rodata``. Bank 0 holds a launch's
   parameters. Of a source file's path among the constants (``assert`` writes it) only the last name
-  counts.
+  counts. What else is executable or loaded, under whatever name, is in it too.
 - PTX: the text without comments, debug information and blanks.
 - AMD: ``.text`` and ``.rodata``, where the kernel descriptors are.
 

@@ -29,9 +29,9 @@ SYMBOL = struct.Struct("<IBBHQQ")
 # Elf64_Shdr as an array's fields.
 TABLE = np.dtype(
     {
-        "names": ["name", "type", "offset", "size", "info"],
-        "formats": ["<u4", "<u4", "<u8", "<u8", "<u4"],
-        "offsets": [0, 4, 24, 32, 44],
+        "names": ["name", "type", "flags", "offset", "size", "info"],
+        "formats": ["<u4", "<u4", "<u8", "<u8", "<u8", "<u4"],
+        "offsets": [0, 4, 8, 24, 32, 44],
         "itemsize": 64,
     }
 )

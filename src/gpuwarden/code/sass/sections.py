@@ -12,7 +12,7 @@ from gpuwarden.code import elf
 from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.errors import Malformed
 
-SHT_PROGBITS = 1
+FLAGS, SHF_EXECINSTR = 2, 4
 INSTRUCTION_BYTES = 16
 LEAST_CODE_BYTES = 8 * INSTRUCTION_BYTES
 LEAST_CONSTANT_BYTES = 4
@@ -55,11 +55,14 @@ def read_sections(image: bytes | memoryview, bounds: Bounds = DEFAULT) -> CubinS
     code_bytes = constant_bytes = 0
     for name, row in zip(file.names, file.rows, strict=False):
         kind, offset, size = row[elf.TYPE], row[elf.OFFSET], row[elf.SIZE]
-        if kind == SHT_PROGBITS and name.startswith(CODE):
+        # By name, as the driver looks for it, whatever type it is said to have; and what says that
+        # it can run.
+        has_code = name.startswith(CODE) or row[FLAGS] & SHF_EXECINSTR
+        if has_code and kind != elf.SHT_NOBITS:
             if size < LEAST_CODE_BYTES:
                 continue
-            label = name[len(CODE) + 1 :][:NAME_CHARACTERS].decode("utf-8", "backslashreplace")
-            code.append(Code(label or "?", offset, size))
+            label = name.removeprefix(CODE + b".")[:NAME_CHARACTERS]
+            code.append(Code(label.decode("utf-8", "backslashreplace") or "?", offset, size))
             code_bytes += size
         elif kind != elf.SHT_NOBITS and name.startswith(CONSTANTS):
             if name.startswith(PARAMETERS) or size < LEAST_CONSTANT_BYTES:
