@@ -75,7 +75,9 @@ def test_what_is_hash_like_or_unreadable_never_is(answer: Answer | None, accept:
     assert decisions(found(answer, in_cache()), accept_flagged=accept) == ["refuse"]
 
 
-@pytest.mark.parametrize("answer", ["architecture too old", "architecture unknown"])
+@pytest.mark.parametrize(
+    "answer", ["architecture too old", "architecture unknown", "form not judged"]
+)
 def test_what_cannot_be_judged_is_for_a_person_to_accept(answer: Answer) -> None:
     assert decisions(found(answer, in_cache())) == ["flag"]
     assert decisions(found(answer, in_cache()), accept_flagged=True) == ["take"]

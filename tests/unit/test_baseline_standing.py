@@ -29,6 +29,7 @@ ANSWERS: tuple[Answer, ...] = (
     "not enough code",
     "architecture too old",
     "architecture unknown",
+    "form not judged",
     "unknown opcodes",
     "unreadable",
 )

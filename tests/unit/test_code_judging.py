@@ -101,7 +101,7 @@ def test_what_cannot_be_judged_is_said_so(image: bytes, answer: str, reason: str
 @pytest.mark.parametrize("kind", ["amdgpu", "lto-ir", "tile-ir", "unknown"])
 def test_kinds_that_are_not_judged(kind: Kind) -> None:
     found = judge(kind, b"anything")
-    assert (found.answer, found.score) == ("architecture unknown", None)
+    assert (found.answer, found.score) == ("form not judged", None)
     assert found.reasons
 
 

@@ -149,6 +149,22 @@ def test_nothing_in_a_name_acts_on_the_terminal() -> None:
     assert not set("\x1b\x07\x9b\u202e") & set(text)
 
 
+def test_hash_like_modules_that_are_alike_are_told_once_a_file() -> None:
+    hashing = judged("hash-like", 4.0, "31% xor")
+    modules = tuple(
+        found(f"search{number}", "cubin", "sm_90", Place(target=target), judgement=hashing)
+        for target in ("/a.so", "/b.so")
+        for number in range(3)
+    )
+    document = CodeReport(gpuwarden_version="0", targets=(), modules=modules, problems=())
+    text = render(document, width=80, colour=False, exit_code=1)
+    assert text.count("31% xor") == 2
+    assert text.count("and 2 more there of which the same is told") == 2
+    every = Wanted(every_module=True)
+    text = render(document, width=80, colour=False, exit_code=1, wanted=every)
+    assert "the same is told" not in text
+
+
 def test_architectures_are_told_by_their_ends() -> None:
     assert architectures(["sm_80", "sm_80", "sm_75"]) == "sm_75, sm_80"
     assert architectures(["sm_120", "sm_80", "sm_90a", "gfx90a"]) == "sm_80…sm_120 (3), gfx90a"

@@ -13,9 +13,11 @@ Answer = Literal[
     "architecture too old",
     "architecture unknown",
     "unknown opcodes",
+    "form not judged",
     "unreadable",
 ]
-"""``hash-like`` is integer compute as in a hash function, be it a miner, a cracker or a library."""
+"""``hash-like`` is integer compute as in a hash function, be it a miner, a cracker or a library.
+``form not judged``: AMD code objects, LTO-IR, Tile IR."""
 
 
 class KernelJudgement(Record, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from gpuwarden.finding import Report, severity_rank
 Decision = Literal["take", "flag", "refuse", "known", "leave"]
 
 TAKEN = frozenset({"not hash-like", "not enough code"})
-FLAGGED = frozenset({"architecture too old", "architecture unknown"})
+FLAGGED = frozenset({"architecture too old", "architecture unknown", "form not judged"})
 """Nothing can be said of what these compute; a person may answer for them."""
 
 

@@ -39,6 +39,7 @@ ANSWERS = (
     "unreadable",
     "unknown opcodes",
     "architecture unknown",
+    "form not judged",
     "architecture too old",
     "not enough code",
     "not hash-like",
@@ -174,8 +175,17 @@ def _alarming(sheet: Sheet, found: Sequence[FoundModule], wanted: Wanted) -> Non
         return
     sheet.blank()
     sheet.add(f"HASH-LIKE CODE THAT IS NOT KNOWN: {_plural(len(found), 'module')}", style="red")
+    alike: dict[tuple[str, ...], list[FoundModule]] = {}
     for one in sorted(found, key=lambda one: -_score(one)):
-        _told(sheet, one, wanted, style="bold red")
+        alike.setdefault((_file(one), *_what_is_told(one)), []).append(one)
+    for some in alike.values():
+        _told(sheet, some[0], wanted, style="bold red")
+        if wanted.every_module:
+            for one in some[1:]:
+                _told(sheet, one, wanted, style="bold red")
+        elif len(some) > 1:
+            more = f"and {len(some) - 1:,} more there of which the same is told: --list"
+            sheet.add(more, indent=4, hang=2)
 
 
 def _unknown(sheet: Sheet, found: Sequence[FoundModule], wanted: Wanted) -> None:
@@ -238,9 +248,6 @@ def _told(sheet: Sheet, one: FoundModule, wanted: Wanted, style: str) -> None:
     if one.judgement is not None:
         for reason in one.judgement.reasons:
             sheet.add(reason, indent=4, hang=2)
-        if one.judgement.consistent_with:
-            constants = ", ".join(one.judgement.consistent_with)
-            sheet.add(f"constants consistent with {constants}", indent=4, hang=2)
     _sightings(sheet, one, PLACES_SHOWN)
     if wanted.kernels:
         _kernels(sheet, module)
@@ -371,4 +378,4 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _mib(size: int) -> str:
-    return f"{size / MIB:,.1f} MiB"
+    return f"{size / MIB:,.1f} MiB" if size >= MIB // 10 else f"{size / 1024:,.1f} KiB"

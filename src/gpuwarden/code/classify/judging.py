@@ -24,7 +24,7 @@ NOT_JUDGED = {
 def judge(kind: Kind, image: bytes | memoryview) -> ModuleJudgement:
     """What the module computes, from its decompressed image; any bytes have an answer."""
     if kind in NOT_JUDGED:
-        return ModuleJudgement(answer="architecture unknown", reasons=(NOT_JUDGED[kind],))
+        return ModuleJudgement(answer="form not judged", reasons=(NOT_JUDGED[kind],))
     try:
         return judge_cubin(image) if kind == "cubin" else judge_ptx(image)
     except Malformed as error:
