@@ -3,9 +3,9 @@
     bench/code_speed.py [--small] [--rounds 5] [--realtime] [FILE]
 
 ``cuobjdump -xelf all`` writes out the cubins of the toolkit's sections. Ours finds every module of
-the file, PTX and LTO-IR too, decompresses it, and computes its digest, its code digest and its
-kernels; and once more as if every digest were in a baseline, which saves the code digests. They
-take turns, on one core and on two, and medians of wall time are compared.
+the file, PTX and LTO-IR too, decompresses and hashes it: once as if every digest were in a
+baseline, of which `code scan` tells no more, and once as if none were, with code digests and
+kernels. They take turns, on one core and on two, and medians of wall time are compared.
 
 FILE is cuSPARSE's library (cuRAND's with --small) from its wheel, which pip downloads to
 build/corpus unless it is there. With --realtime (root) a pass runs before all else on a busy
@@ -136,7 +136,8 @@ def one_pass(file: Path, all_known: bool) -> None:
     with file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         known = (lambda _: True) if all_known else None
-        for each in examine(data, Place(target=file.name), threads=threads, known=known):
+        place = Place(target=file.name)
+        for each in examine(data, place, threads=threads, known=known, kernels=not all_known):
             if isinstance(each, Problem):
                 raise SystemExit(f"{each.what}: {each.reason}")
 

@@ -12,10 +12,10 @@ from gpuwarden.code.judgement import Answer, ModuleJudgement
 from gpuwarden.code.module import Kind, Module
 from gpuwarden.code.standing import (
     ALLOWANCE_HOLDS,
+    Assessor,
     Buffer,
     JitRule,
     Standing,
-    assessor,
     standing_of,
 )
 from gpuwarden.policy import JIT_CLASSES
@@ -139,7 +139,7 @@ def test_a_broken_module_is_never_known() -> None:
 def test_an_assessor_says_the_same_as_the_decision() -> None:
     baselines = Baselines([opened(collected(KNOWN))])
     judgement = ModuleJudgement(answer="not hash-like")
-    assess = assessor(
+    assess = Assessor(
         baselines,
         {"triton": "allow"},
         judge=lambda kind, image: judgement,
@@ -147,6 +147,7 @@ def test_an_assessor_says_the_same_as_the_decision() -> None:
     )
     assert assess(module(KNOWN[1].digest.hex()), b"") == ("known", "torch 1.0 lib/1.so", None)
     assert assess(module(), b"") == ("jit", "looks like triton, allowed", judgement)
+    assert [assess.knows(KNOWN[1].digest.hex()), assess.knows("ab" * 32)] == [True, False]
 
 
 def test_jit_classes_are_those_that_a_policy_names() -> None:

@@ -120,6 +120,16 @@ def test_a_known_digest_gets_no_code_digest() -> None:
     assert sum(bool(one.code_digest) for one in told(False)) == 8
 
 
+def test_of_a_known_image_nothing_is_told_but_its_digest_unless_kernels_are_asked_for() -> None:
+    for one in found(FATBIN):
+        assert isinstance(one, Located)
+        image = one.image()
+        brief = describe(one, image, known=lambda _: True, kernels=False)
+        whole = describe(one, image)
+        assert (brief.digest, brief.kind, brief.place) == (whole.digest, whole.kind, whole.place)
+        assert (brief.code_digest, brief.toolkit, brief.kernel_count) == ("", "", 0)
+
+
 def test_kernels_that_nobody_asks_for_are_counted() -> None:
     for data in SAMPLES.values():
         for one in found(data):

@@ -27,14 +27,16 @@ def describe(
 
     Any bytes are described; what could not be read in them is in ``broken``. A module whose digest
     is ``known`` gets no code digest, which costs as much as the digest. Without ``kernels`` these
-    are counted and not told.
+    are counted and not told, and a known image is not looked into at all.
     """
     told, broken = _Told(located.arch), ""
     told.limit = KERNELS_TOLD if kernels else 0
     its_digest = digest.sha256(image)
     told.is_known = known is not None and known(its_digest)
     try:
-        if located.kind == "cubin":
+        if told.is_known and not kernels:
+            pass
+        elif located.kind == "cubin":
             _cubin(told, image, bounds)
         elif located.kind == "ptx":
             _ptx(told, image, bounds)

@@ -13,6 +13,7 @@ from gpuwarden.code.baseline.known import Baselines, Known
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Kind, Module, Record
 from gpuwarden.code.report import Standing as StandingWord
+from gpuwarden.errors import Malformed
 
 Buffer = bytes | memoryview
 JitRule = Literal["allow", "review"]
@@ -100,19 +101,37 @@ def _jit_class() -> JitClass:
     return jit_class
 
 
-def assessor(
-    baselines: Baselines,
-    jit: Mapping[str, JitRule] | None = None,
-    *,
-    judge: Judge | None = None,
-    jit_class: JitClass | None = None,
-) -> Callable[[Module, Buffer], tuple[StandingWord, str, ModuleJudgement | None]]:
+class Assessor:
     """``standing_of`` with all that it needs loaded: to be made before a child is confined."""
-    judge = judge or _judge()
-    jit_class = jit_class or (_jit_class() if jit else None)
 
-    def assess(module: Module, image: Buffer) -> tuple[StandingWord, str, ModuleJudgement | None]:
-        found = standing_of(module, image, baselines, jit, judge=judge, jit_class=jit_class)
+    def __init__(
+        self,
+        baselines: Baselines,
+        jit: Mapping[str, JitRule] | None = None,
+        *,
+        judge: Judge | None = None,
+        jit_class: JitClass | None = None,
+    ) -> None:
+        self._baselines, self._jit = baselines, jit
+        self._judge = judge or _judge()
+        self._jit_class = jit_class or (_jit_class() if jit else None)
+
+    def __call__(
+        self, module: Module, image: Buffer
+    ) -> tuple[StandingWord, str, ModuleJudgement | None]:
+        found = standing_of(
+            module,
+            image,
+            self._baselines,
+            self._jit,
+            judge=self._judge,
+            jit_class=self._jit_class,
+        )
         return found.standing, found.known_as, found.judgement
 
-    return assess
+    def knows(self, digest: str) -> bool:
+        """Whether a baseline has exactly this module; damage is told when it is assessed."""
+        try:
+            return self._baselines.lookup(digest) is not None
+        except Malformed:
+            return False

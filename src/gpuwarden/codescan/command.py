@@ -13,7 +13,7 @@ from gpuwarden.code.baseline.reader import Baseline
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Module, Problem
 from gpuwarden.code.report import CodeReport, Standing
-from gpuwarden.code.standing import assessor
+from gpuwarden.code.standing import Assessor
 from gpuwarden.codescan.flags import check_targets
 from gpuwarden.codescan.known_code import baselines_of, described, warnings_of
 from gpuwarden.codescan.processes import Processes
@@ -56,10 +56,9 @@ def scan(arguments: argparse.Namespace, tell: Tell, *, width: int, colour: bool)
     """
     check_targets(arguments)
     baselines = baselines_of(arguments)
-    assess = assessor(Baselines(baselines), judge=_unjudged if arguments.no_judge else None)
+    assess = (LookUp if arguments.no_judge else Assessor)(Baselines(baselines))
     options = options_of(arguments, baselines, judged=not arguments.no_judge)
-    judged = _without_judgement(assess) if arguments.no_judge else assess
-    report = look(arguments, judged, options, tell)
+    report = look(arguments, assess, options, tell)
     code = exit_code(report, all_layers=arguments.all_layers)
     return told_of(report, code, arguments, baselines, width=width, colour=colour)
 
@@ -70,6 +69,7 @@ def options_of(
     """How a look is taken for what is to be told."""
     return Options(
         kernels=arguments.kernels or arguments.format == "json",
+        brief=not (arguments.kernels or arguments.list or arguments.format == "json"),
         judged=judged,
         baselines=tuple(map(described, baselines)),
     )
@@ -129,13 +129,16 @@ def exit_code(report: CodeReport, *, all_layers: bool = False) -> int:
     return UNREAD if report.problems else CLEAR
 
 
-def _unjudged(kind: str, image: Buffer) -> ModuleJudgement:
-    return ModuleJudgement(answer="not enough code")
+class LookUp(Assessor):
+    """Says where a module stands, and not what it computes."""
 
+    def __init__(self, baselines: Baselines) -> None:
+        super().__init__(baselines, judge=_unjudged)
 
-def _without_judgement(assess: Assess) -> Assess:
-    def looked_up(module: Module, image: Buffer) -> tuple[Standing, str, ModuleJudgement | None]:
-        standing, known_as, _ = assess(module, image)
+    def __call__(self, module: Module, image: Buffer) -> tuple[Standing, str, None]:
+        standing, known_as, _ = super().__call__(module, image)
         return standing, known_as, None
 
-    return looked_up
+
+def _unjudged(kind: str, image: Buffer) -> ModuleJudgement:
+    return ModuleJudgement(answer="not enough code")

@@ -9,8 +9,6 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
-import msgspec
-
 from gpuwarden.code import ar
 from gpuwarden.code.describe import describe, describe_broken
 from gpuwarden.code.extract import modules_in
@@ -18,6 +16,7 @@ from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.located import Located, place_at
 from gpuwarden.code.module import Module, Place, Problem
 from gpuwarden.code.report import Standing
+from gpuwarden.code.standing import Assessor
 from gpuwarden.codescan import images, tar, zips
 from gpuwarden.codescan.board import Board
 from gpuwarden.codescan.memory_windows import Memory, memory_modules
@@ -71,6 +70,9 @@ class Examiner:
         self._settings = settings
         self._bounds = settings.bounds
         self._assess = assess
+        self._known = None
+        if settings.brief and isinstance(assess, Assessor):
+            self._known = assess.knows
         self._send = send
         self._board = board
         self._budget = Budget(settings.bounds.total_bytes)
@@ -354,7 +356,9 @@ class Examiner:
         try:
             image = located.image(self._bounds)
             self._budget.take(len(image))
-            module = describe(located, image, self._bounds)
+            module = describe(
+                located, image, self._bounds, known=self._known, kernels=self._settings.kernels
+            )
         except Exhausted:
             raise
         except Malformed as error:
@@ -362,8 +366,6 @@ class Examiner:
         except MemoryError:
             module = describe_broken(located, "more memory is needed than is allowed")
         standing, known_as, judgement = self._assessed(module, image)
-        if not self._settings.kernels:
-            module = msgspec.structs.replace(module, kernels=())
         self._send(Found(module=module, standing=standing, known_as=known_as, judgement=judgement))
 
     def _assessed(

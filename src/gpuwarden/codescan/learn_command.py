@@ -11,7 +11,7 @@ import msgspec
 from gpuwarden.code.baseline.entries import Entries
 from gpuwarden.code.baseline.known import Baselines
 from gpuwarden.code.report import CodeReport
-from gpuwarden.code.standing import assessor
+from gpuwarden.code.standing import Assessor
 from gpuwarden.codescan.baseline_build import entries_of
 from gpuwarden.codescan.baseline_commands import (
     CLEAR,
@@ -58,7 +58,7 @@ def learn(arguments: argparse.Namespace, tell: Tell) -> Told:
     if refused:
         return Told(text_of(refused), DIFFERENT)
     options = Options(judged=True, baselines=tuple(described(one) for one in known))
-    report = look(arguments, assessor(Baselines(known)), options, tell)
+    report = look(arguments, Assessor(Baselines(known)), options, tell)
     for target in report.targets:
         process = target.process
         if process is not None and process.start_time_ticks != started.get(process.pid):

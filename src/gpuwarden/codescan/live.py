@@ -16,7 +16,7 @@ import msgspec
 from gpuwarden.code.baseline.known import Baselines
 from gpuwarden.code.module import Problem
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess, Sighting
-from gpuwarden.code.standing import assessor
+from gpuwarden.code.standing import Assessor
 from gpuwarden.codescan.known_code import Trust, jit_rules, open_profile, trust
 from gpuwarden.codescan.processes import COVERAGE, Processes, target_name, told_of
 from gpuwarden.codescan.scan import Options, scan_code
@@ -122,7 +122,7 @@ class LiveCode:
         processes = Processes(host, numbers, shares=options.workers, deadline=deadline)
         try:
             baselines = open_profile(profile, self._trusted or trust())
-            assess = assessor(Baselines(baselines), jit_rules(profile))
+            assess = Assessor(Baselines(baselines), jit_rules(profile))
             targets = [
                 processes.target(process.pid) for process in asked if _is_there(host, process)
             ]

@@ -29,6 +29,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
     bounds: Bounds = DEFAULT
     kernels: bool = True
+    brief: bool = False
+    """Of a known module no more is told than its digest and its place."""
     workers: int = WORKERS
     judged: bool = False
     baselines: tuple[str, ...] = ()
@@ -58,7 +60,9 @@ def scan_code(
     options = options or Options()
     began = time.monotonic()
     key = secrets.token_bytes(PATH_KEY_BYTES)
-    settings = Settings(bounds=options.bounds, kernels=options.kernels, path_key=key)
+    settings = Settings(
+        bounds=options.bounds, kernels=options.kernels, brief=options.brief, path_key=key
+    )
     findings = Findings(key)
     by_number: dict[int, Ledger] = {}
 

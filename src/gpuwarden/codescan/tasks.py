@@ -37,6 +37,8 @@ class Settings(Record, frozen=True, kw_only=True):
     bounds: Bounds = DEFAULT
     kernels: bool = True
     """Whether the kernels of each module are told."""
+    brief: bool = False
+    """Of a known module no more is told than its digest and its place."""
     path_key: bytes = b""
     """Keys the hashes of paths in layers, so that nobody can make two that are alike."""
 

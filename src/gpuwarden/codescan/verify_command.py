@@ -6,7 +6,7 @@ import argparse
 
 from gpuwarden.code.baseline.known import Baselines, Lookup
 from gpuwarden.code.report import CodeReport, FoundModule
-from gpuwarden.code.standing import JitRule, assessor
+from gpuwarden.code.standing import Assessor, JitRule
 from gpuwarden.codescan.command import Tell, Told, look, options_of, told_of
 from gpuwarden.codescan.flags import check_targets
 from gpuwarden.codescan.installed_driver import installed_driver
@@ -46,7 +46,7 @@ def verify(
     driver = installed_driver(Host())
     if len(driver):
         asked_of.append(driver)
-    assess = assessor(Baselines(asked_of), rules)
+    assess = Assessor(Baselines(asked_of), rules)
     options = options_of(arguments, baselines, judged=True)
     report = look(arguments, assess, options, tell)
     code = exit_code(report, all_layers=arguments.all_layers)
