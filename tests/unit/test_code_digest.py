@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from gpuwarden.code.cubin import SHT_CUDA_SHARED
 from gpuwarden.code.describe import describe
 from gpuwarden.code.elf import header_at
 from gpuwarden.code.located import Located
@@ -42,6 +43,10 @@ SAME: dict[str, Callable[[], str]] = {
     "line numbers": lambda: digest(Section(".debug_line", b"/home/a/kernel.cu")),
     "the toolkit's note": lambda: digest(toolkit=False),
     "the suffix": lambda: digest(suffix="a"),
+    # Of a type of its own, and longer than the file, as in relocatable code of nvshmem.
+    "the debugger's shared memory": lambda: digest(
+        Section(".nv_debug.shared", kind=SHT_CUDA_SHARED, flags=ALLOC, size=1 << 20)
+    ),
 }
 OTHER: dict[str, Callable[[], str]] = {
     "an instruction": lambda: digest(
@@ -57,6 +62,9 @@ OTHER: dict[str, Callable[[], str]] = {
     "code that the driver finishes": lambda: digest(Section(".nv.capmerc.text.one", b"2")),
     "code in a section of another type": lambda: digest(Section(".text.x", CODE, 0x7000_0000)),
     "code under a name of its own": lambda: digest(Section(".hidden", CODE, flags=ALLOC | EXECUTE)),
+    "code of the debugger's type": lambda: digest(
+        Section(".hidden", CODE, SHT_CUDA_SHARED, flags=ALLOC | EXECUTE)
+    ),
     "data under a name of its own": lambda: digest(Section(".table", b"2", flags=ALLOC)),
     "the architecture": lambda: digest(sm=89),
 }

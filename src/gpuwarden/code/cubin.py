@@ -20,6 +20,8 @@ from gpuwarden.pattern import pattern
 TEXT, SHARED = b".text.", b".nv.shared."
 ATTRIBUTES, COMPAT = b".nv.info", b".nv.compat"
 SHF_ALLOC, SHF_EXECINSTR = np.uint64(2), np.uint64(4)
+# Shared memory for the debugger, ``.nv_debug.shared`` of relocatable cubins: no bytes in the file.
+SHT_CUDA_SHARED = 0x7000000A
 TOOLKIT_NOTE, CUDA_NOTE = b".note.nv.tkinfo", b".note.nv.cuinfo"
 
 NAME_BYTES = 16
@@ -94,7 +96,8 @@ class Cubin:
             odd &= first != word
         flags = image.table()["flags"]
         is_code |= odd & (flags & SHF_EXECINSTR != 0)
-        is_constant |= odd & (flags & SHF_ALLOC != 0) & ~is_code
+        is_loaded = (flags & SHF_ALLOC != 0) & (image.table()["type"] != SHT_CUDA_SHARED)
+        is_constant |= odd & is_loaded & ~is_code
         self.codes = _indices(is_code)
         self.constants = _indices(is_constant)
         self.capsules = _indices((first == NV_CAPM) & (second == ERC_TEXT))
