@@ -8,9 +8,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpuwarden.code.cubin import SHT_CUDA_SHARED
 from gpuwarden.code.describe import describe
-from gpuwarden.code.elf import header_at
+from gpuwarden.code.elf import SHT_CUDA_SHARED, header_at
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module
 from tests.support import gpu_images as build

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, NAME_TOLD, Bounds
-from gpuwarden.code.elf import SHT_NOBITS, Elf, Header, string_at
+from gpuwarden.code.elf import SHT_CUDA_SHARED, SHT_NOBITS, Elf, Header, string_at
 from gpuwarden.code.module import Kernel
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
@@ -20,8 +20,6 @@ from gpuwarden.pattern import pattern
 TEXT, SHARED = b".text.", b".nv.shared."
 ATTRIBUTES, COMPAT = b".nv.info", b".nv.compat"
 SHF_ALLOC, SHF_EXECINSTR = np.uint64(2), np.uint64(4)
-# Shared memory for the debugger, ``.nv_debug.shared`` of relocatable cubins: no bytes in the file.
-SHT_CUDA_SHARED = 0x7000000A
 TOOLKIT_NOTE, CUDA_NOTE = b".note.nv.tkinfo", b".note.nv.cuinfo"
 
 NAME_BYTES = 16

@@ -39,6 +39,9 @@ COUNT_IN_FIRST_SECTION = struct.Struct("<32xQII")
 
 EM_CUDA, EM_AMDGPU = 190, 224
 SHT_NULL, SHT_NOBITS = 0, 8
+# Shared memory for the debugger, ``.nv_debug.shared`` of relocatable cubins: no bytes in the file.
+SHT_CUDA_SHARED = 0x7000000A
+NO_BYTES = frozenset({SHT_NULL, SHT_NOBITS, SHT_CUDA_SHARED})
 SHN_XINDEX = 0xFFFF
 NAME_LIMIT_BYTES = 1 << 16
 NAME_SHARING = 8
@@ -91,7 +94,7 @@ def end_of(data: Buffer, start: int = 0, limit: int | None = None) -> int:
         end = max(end, table + count * SECTION.size)
         if end <= limit:
             for row in SECTION.iter_unpack(memoryview(data)[table : table + count * SECTION.size]):
-                if row[TYPE] != SHT_NOBITS and row[TYPE] != SHT_NULL:
+                if row[TYPE] not in NO_BYTES:
                     end = max(end, start + row[OFFSET] + row[SIZE])
     if end > limit:
         raise Malformed("ELF image: it ends past the bytes that are there")
