@@ -12,6 +12,7 @@ import pytest
 from gpuwarden.code.bounds import Bounds
 from gpuwarden.code.elf import header_at
 from gpuwarden.code.extract import modules_in
+from gpuwarden.code.fatbin import MARK
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module, Place, Problem
 from gpuwarden.code.sweep import PIECE_BYTES, sweep
@@ -141,6 +142,15 @@ def test_text_inside_a_cubin_is_no_module_of_its_own() -> None:
 def test_code_without_a_known_end_hides_nothing(magic: bytes) -> None:
     whole, inside = modules(magic + b"\1\2\3" * 9 + CUBIN)
     assert (whole.place.found_by, inside.digest) == ("whole", DIGEST)
+
+
+def test_the_mark_of_a_fatbin_among_instructions_is_none() -> None:
+    # mov [r12 + ...], and the mark as its number: as in libraries that write fatbins.
+    code = bytes.fromhex("49c78424b0020000") * 20 + MARK + bytes.fromhex("49c78424b8020000") * 20
+    assert found(code) == []
+    (inside,) = found(code + SMALL)
+    assert isinstance(inside, Located)
+    assert hashlib.sha256(inside.image()).hexdigest() == DIGEST
 
 
 def test_host_programs_in_other_bytes_are_none_of_ours() -> None:

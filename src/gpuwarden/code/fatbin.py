@@ -86,11 +86,18 @@ def wrapper_at(data: bytes | memoryview, start: int = 0) -> Wrapper | None:
 
 
 def end_of(data: memoryview, start: int) -> int | None:
-    """Where the fatbin at ``start`` says that it ends, which can be past the buffer; None: none."""
+    """Where the fatbin at ``start`` says that it ends, which can be past the buffer; None: none.
+
+    A program that writes fatbins has the mark in its instructions: what ends past the buffer and
+    begins with no entry is none.
+    """
     if start + HEADER.size > len(data) or bytes(data[start : start + len(MARK)]) != MARK:
         return None
     size: int = HEADER.unpack_from(data, start)[3]
-    return start + HEADER_BYTES + size
+    end, first = start + HEADER_BYTES + size, start + HEADER_BYTES
+    if end <= len(data) or first + ENTRY.size > len(data):
+        return end
+    return end if Entry._make(ENTRY.unpack_from(data, first)).version == ENTRY_VERSION else None
 
 
 def modules(
