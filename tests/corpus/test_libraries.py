@@ -7,10 +7,7 @@ Triton. The table goes to ``build/corpus/report.txt``.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -22,9 +19,8 @@ import pytest
 from gpuwarden.code.examine import examine
 from gpuwarden.code.module import Module, Place, Problem
 from tests.support.cuobjdump import CUOBJDUMP, Extracted, extracted, plain_count
-from tests.support.nvcc import ROOT
+from tests.support.public_wheels import CORPUS, programs, wheel_of
 
-CORPUS = ROOT / "build/corpus"
 REPORT = CORPUS / "report.txt"
 LIBRARIES = [
     line
@@ -46,17 +42,7 @@ def report() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_image_is_what_cuobjdump_extracts(library: str, report: list[str]) -> None:
-    with zipfile.ZipFile(_wheel(library)) as wheel, tempfile.TemporaryDirectory(dir=CORPUS) as at:
-        compared = 0
-        for member in wheel.namelist():
-            with wheel.open(member) as opened:
-                if opened.read(4) != b"\x7fELF":
-                    continue
-            file = Path(wheel.extract(member, at))
-            file.chmod(0o600)
-            compared += _compare(library, file, report)
-            file.unlink()
-        assert compared
+    assert sum([_compare(library, file, report) for file in programs(library)])
 
 
 def _compare(library: str, file: Path, report: list[str]) -> bool:
@@ -128,23 +114,7 @@ def _version(tool: Path) -> str:
 @cache
 def _older_cuobjdump() -> Path:
     requirement, member = OLDER_CUOBJDUMP
-    with zipfile.ZipFile(_wheel(requirement)) as wheel:
+    with zipfile.ZipFile(wheel_of(requirement)) as wheel:
         tool = Path(wheel.extract(member, CORPUS / "tools"))
     tool.chmod(0o755)
     return tool
-
-
-def _wheel(requirement: str) -> Path:
-    """The wheel of ``name==version``, downloaded unless it is there."""
-    wheels = CORPUS / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    name, version = requirement.split("==")
-    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-    if not list(wheels.glob(pattern)):
-        pip = (sys.executable, "-m", "pip", "--quiet", "download", "--no-deps")
-        only = ("--only-binary", ":all:", "--dest", str(wheels))
-        subprocess.run(
-            [*pip, *only, requirement], check=True, env=os.environ | {"PIP_NO_INPUT": "1"}
-        )
-    (wheel,) = wheels.glob(pattern)
-    return wheel

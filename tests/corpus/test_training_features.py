@@ -22,7 +22,7 @@ from gpuwarden.code.module import Place, Problem
 from gpuwarden.code.sass import kernel_features
 from gpuwarden.code.sass.opcodes import OLDEST
 from gpuwarden.code.sass.sections import read_sections
-from tests.corpus.test_libraries import _wheel as wheel_of
+from tests.support.public_wheels import wheel_of
 
 LIBRARY = "nvidia-curand-cu12==10.3.10.19"
 ROWS = Path(__file__).with_name("training_rows.npz")
