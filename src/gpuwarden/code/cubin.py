@@ -12,14 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuwarden.code.bounds import DEFAULT, KERNELS_TOLD, NAME_TOLD, Bounds
-from gpuwarden.code.elf import SHT_CUDA_SHARED, SHT_NOBITS, Elf, Header, string_at
+from gpuwarden.code.elf import (
+    SHF_ALLOC,
+    SHF_EXECINSTR,
+    SHT_CUDA_SHARED,
+    SHT_NOBITS,
+    Elf,
+    Header,
+    string_at,
+)
 from gpuwarden.code.module import Kernel
 from gpuwarden.errors import Malformed
 from gpuwarden.pattern import pattern
 
 TEXT, SHARED = b".text.", b".nv.shared."
 ATTRIBUTES, COMPAT = b".nv.info", b".nv.compat"
-SHF_ALLOC, SHF_EXECINSTR = np.uint64(2), np.uint64(4)
 TOOLKIT_NOTE, CUDA_NOTE = b".note.nv.tkinfo", b".note.nv.cuinfo"
 
 NAME_BYTES = 16

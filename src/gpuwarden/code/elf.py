@@ -39,6 +39,7 @@ COUNT_IN_FIRST_SECTION = struct.Struct("<32xQII")
 
 EM_CUDA, EM_AMDGPU = 190, 224
 SHT_NULL, SHT_NOBITS = 0, 8
+SHF_ALLOC, SHF_EXECINSTR = 2, 4
 # Shared memory for the debugger, ``.nv_debug.shared`` of relocatable cubins: no bytes in the file.
 SHT_CUDA_SHARED = 0x7000000A
 NO_BYTES = frozenset({SHT_NULL, SHT_NOBITS, SHT_CUDA_SHARED})

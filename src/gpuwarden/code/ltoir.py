@@ -9,6 +9,3 @@ from __future__ import annotations
 
 MAGIC = b"\xed\x43\x4e\x7f"
 """0x7F4E43ED, little-endian."""
-
-BITCODE_MAGIC = b"BC\xc0\xde"
-"""LLVM's, in which relocatable AMD code and old NVVM IR are."""

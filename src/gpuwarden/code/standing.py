@@ -22,13 +22,6 @@ JitClass = Callable[[Module, Buffer], str]
 
 ALLOWANCE_HOLDS = frozenset({"not hash-like", "not enough code"})
 """Answers with which an allowed JIT class is one; whatever could not be judged is not clean."""
-UNJUDGED = frozenset(
-    {
-        *("unreadable", "unknown opcodes", "form not judged"),
-        *("architecture unknown", "architecture too old"),
-    }
-)
-"""Answers that say nothing of what the code computes."""
 
 
 class Standing(Record, frozen=True, kw_only=True):

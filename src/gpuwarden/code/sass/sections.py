@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from gpuwarden.code import elf
 from gpuwarden.code.bounds import DEFAULT, Bounds
+from gpuwarden.code.cubin import sm_of
 from gpuwarden.errors import Malformed
 
-FLAGS, SHF_EXECINSTR = 2, 4
 INSTRUCTION_BYTES = 16
 LEAST_CODE_BYTES = 8 * INSTRUCTION_BYTES
 LEAST_CONSTANT_BYTES = 4
@@ -48,8 +48,6 @@ def read_sections(image: bytes | memoryview, bounds: Bounds = DEFAULT) -> CubinS
     header, limit = file.header, len(image)
     if header.machine != elf.EM_CUDA:
         raise Malformed(f"cubin: an ELF image for machine {header.machine}")
-    # ABI 8 moved the architecture up by a byte.
-    arch = (header.flags >> 8 if header.abi_version >= 8 else header.flags) & 0xFF
     code: list[Code] = []
     constants: list[tuple[int, int]] = []
     code_bytes = constant_bytes = 0
@@ -57,7 +55,7 @@ def read_sections(image: bytes | memoryview, bounds: Bounds = DEFAULT) -> CubinS
         kind, offset, size = row[elf.TYPE], row[elf.OFFSET], row[elf.SIZE]
         # By name, as the driver looks for it, whatever type it is said to have; and what says that
         # it can run.
-        has_code = name.startswith(CODE) or row[FLAGS] & SHF_EXECINSTR
+        has_code = name.startswith(CODE) or row[elf.FLAGS] & elf.SHF_EXECINSTR
         if has_code and kind != elf.SHT_NOBITS:
             if size < LEAST_CODE_BYTES:
                 continue
@@ -77,4 +75,4 @@ def read_sections(image: bytes | memoryview, bounds: Bounds = DEFAULT) -> CubinS
             raise Malformed("cubin: sections that hold the same bytes")
         if len(code) > bounds.kernels:
             raise Malformed(f"cubin: more than {bounds.kernels} kernels")
-    return CubinSections(arch=arch, code=tuple(code), constants=tuple(constants))
+    return CubinSections(arch=sm_of(header), code=tuple(code), constants=tuple(constants))
