@@ -66,10 +66,9 @@ bench:
 	@.venv/bin/python bench/scan_speed.py $(ARGS)
 	@.venv/bin/python bench/probe_speed.py
 	@.venv/bin/python bench/watch_speed.py
-	@.venv/bin/python bench/code_speed.py --small
 	@.venv/bin/python bench/code_memory.py
 	@.venv/bin/python bench/baseline_speed.py
-	@.venv/bin/python bench/feature_speed.py
+	@.venv/bin/python bench/code_speed.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

