@@ -61,6 +61,10 @@ class PolicyWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """``address``, ``address:port`` or ``network/prefix`` it may talk to; None: not restricted."""
     profile: str | None = None
     """The code profile of its processes; None: its GPU code is not compared."""
+    contexts: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
+    """CUDA contexts that one of its processes has on one GPU."""
+    single_process: bool = False
+    """One process in each of its containers uses the GPU; a second one is told of."""
 
 
 class JitRules(
@@ -96,6 +100,22 @@ class PolicyProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     baselines: list[str]
     """Absolute paths of baseline files, or ``starter``; asked in this order."""
     jit: JitRules = JitRules()
+    launches: str | None = None
+    """Absolute path of a launch profile (``gpuwarden trace --learn``); None: not compared."""
+
+
+class Capture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How `watch` and `trace` get the bytes of GPU modules that processes load."""
+
+    may_stop: bool = False
+    """A process may be stopped for a moment when its module did not fit into the ring buffer.
+
+    A stopped rank stalls its whole job, so this is off unless it is asked for.
+    """
+    ring_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    """Kernel memory that modules are copied through; rounded up to a power of two."""
+    module_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 512
+    """Larger modules are told of and not copied."""
 
 
 class PolicyException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -156,6 +176,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     allow_activities: list[Activity] = []
     user_known_gpu_workloads: list[KnownGpuWorkload] = []
     enforce: list[EnforceRule] = []
+    capture: Capture = Capture()
     sinks: list[str] = []
 
     def profile(self, name: str) -> PolicyProfile | None:

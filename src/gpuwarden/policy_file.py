@@ -15,6 +15,7 @@ from gpuwarden.policy import (
     CONTAINER_CONDITIONS,
     NARROWING_CONDITIONS,
     STARTER,
+    Capture,
     EnforceRule,
     JitRules,
     KnownGpuWorkload,
@@ -112,6 +113,7 @@ def _fields_of(path: str) -> str:
         (r"\$\.user_known_gpu_workloads\[[^\]]*\]", KnownGpuWorkload),
         (r"\$\.enforce\[[^\]]*\]", EnforceRule),
         (r"\$\.thresholds", Thresholds),
+        (r"\$\.capture", Capture),
         (
             r"\$\.(?:workloads|exceptions|user_known_gpu_workloads|enforce)\[[^\]]*\]\.match",
             Match,
@@ -192,6 +194,8 @@ def _check_profiles(policy: Policy) -> Iterator[tuple[str, str]]:
                     f"{path}.baselines[{j}]",
                     f"expected the absolute path of a baseline file, or the word {STARTER}",
                 )
+        if profile.launches is not None and not profile.launches.startswith("/"):
+            yield f"{path}.launches", "expected the absolute path of a launch profile"
     for i, workload in enumerate(policy.workloads):
         if workload.profile is not None and workload.profile not in names:
             known = f"expected one of: {', '.join(sorted(names))}" if names else "there are none"

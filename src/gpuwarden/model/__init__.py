@@ -8,6 +8,18 @@ answered "there is none". Units sit in names; times are Unix nanoseconds unless 
 from __future__ import annotations
 
 from gpuwarden.model.code import CodeScan, GpuModule, ModuleStanding, SeenCode
+from gpuwarden.model.cuda import (
+    CudaContext,
+    CudaLibrary,
+    CudaProcess,
+    KernelUse,
+    LaunchFit,
+    LaunchSample,
+    LaunchWindow,
+    LoadedModule,
+    ModuleLoad,
+    ProfileStanding,
+)
 from gpuwarden.model.facts import (
     Fact,
     Gap,
@@ -65,6 +77,9 @@ __all__ = [
     "CodeScan",
     "Connection",
     "Container",
+    "CudaContext",
+    "CudaLibrary",
+    "CudaProcess",
     "DeviceNode",
     "DeviceOpen",
     "DriverFile",
@@ -78,7 +93,13 @@ __all__ = [
     "GpuModule",
     "HiddenProcess",
     "Holder",
+    "KernelUse",
+    "LaunchFit",
+    "LaunchSample",
+    "LaunchWindow",
     "LibraryCheck",
+    "LoadedModule",
+    "ModuleLoad",
     "ModuleStanding",
     "NodeFacts",
     "NodeKind",
@@ -86,6 +107,7 @@ __all__ = [
     "OpenState",
     "PersistenceEntry",
     "Process",
+    "ProfileStanding",
     "Respawn",
     "SeenCode",
     "SensorRun",

@@ -49,6 +49,10 @@ class GpuModule(Fact, frozen=True, kw_only=True):
     """Algorithms whose constants are in it."""
     broken: str = ""
     """Why it could not be read to its end."""
+    loaded_at_ns: int | None = None
+    """When it was seen being loaded; None: it was found by looking at the process."""
+    loaded_by: str = ""
+    """The driver's function that was called for it."""
 
 
 class CodeScan(Fact, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.model.code import CodeScan, GpuModule
+from gpuwarden.model.cuda import CudaProcess
 from gpuwarden.model.facts import Fact, Gap, NodeFacts, SensorRun, SourceRun
 from gpuwarden.model.gpus import (
     AccountedProcess,
@@ -74,6 +75,7 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     opens: tuple[DeviceOpen, ...] = ()
     """From here on: what only `watch` knows; empty in a scan."""
     tool_runs: tuple[ToolRun, ...] = ()
+    cuda: tuple[CudaProcess, ...] = ()
     usage: tuple[Usage, ...] = ()
     exited: tuple[ExitedClient, ...] = ()
     respawns: tuple[Respawn, ...] = ()

@@ -1,6 +1,6 @@
 """The few functions of the distribution's libbpf.so.1 that the loader uses, typed, by ctypes.
 
-No function here takes an option structure, whose sizes differ between libbpf 1.1 and later.
+The one option structure (``uprobes.py``) has the size of the oldest libbpf, which all take.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_program__attach_cgroup": (_handle, (_handle, _integer)),
     "bpf_program__attach_tracepoint": (_handle, (_handle, _text, _text)),
     "bpf_program__attach_iter": (_handle, (_handle, _handle)),
+    "bpf_program__attach_uprobe_opts": (
+        _handle,
+        (_handle, _integer, _text, ctypes.c_size_t, _handle),
+    ),
     "bpf_link__destroy": (_integer, (_handle,)),
     "bpf_link__fd": (_integer, (_handle,)),
     "bpf_obj_get": (_integer, (_text,)),

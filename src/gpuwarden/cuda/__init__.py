@@ -1,0 +1,1 @@
+"""The CUDA layer, live: driver libraries found and probed, contexts, module loads, launches."""

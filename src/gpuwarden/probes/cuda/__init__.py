@@ -1,0 +1,1 @@
+"""Calls of the CUDA driver library as they happen: uprobes, their records, what they copy."""
