@@ -18,7 +18,7 @@ class EntryPoint(NamedTuple):
 
 
 class FoundLibrary(NamedTuple):
-    """A driver library that somebody has mapped; its finder closes ``descriptor`` once it is gone."""
+    """A driver library that somebody maps; its finder closes ``descriptor`` once it is gone."""
 
     key: LibraryKey
     descriptor: int
