@@ -21,14 +21,13 @@ from gpuwarden.cli import main
 from gpuwarden.errors import UsageError
 from gpuwarden.host import Host
 from gpuwarden.model import DeviceNode, Process
-from gpuwarden.probes.events import Event, ExitEvent, OpenEvent, OpenReturn, ProcessIdentity
+from gpuwarden.probes.events import Event, ExitEvent, OpenEvent, OpenReturn, ProcessIdentity, ticks
 from gpuwarden.sensors.falco import EVENTS_LIMIT, GPU_RULE
 from gpuwarden.sensors.process import details
 from gpuwarden.sensors.seen import Seen
 from gpuwarden.watch import falco_watch
 from gpuwarden.watch.falco_unmatched import LOST_NAMED, LOST_STAYS_NS, Unmatched
 from gpuwarden.watch.falco_watch import DEVICES_LIMIT, QUEUE_LIMIT, FalcoWatch
-from gpuwarden.watch.identity import ticks
 from gpuwarden.watch.listeners import TOKEN_LIMIT_BYTES, read_token
 from gpuwarden.watch.opens import OpenBook
 from tests.support.opening import opened

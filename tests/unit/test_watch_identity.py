@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuwarden.host import Host
-from gpuwarden.probes.events import ProcessIdentity
+from gpuwarden.probes.events import ProcessIdentity, ticks
 from gpuwarden.watch import identity as module
-from gpuwarden.watch.identity import GONE, Identities, merged, of_kernel, placement, ticks
+from gpuwarden.watch.identity import GONE, Identities, merged, of_kernel, placement
 from tests.support.nodes import container_id
 from tests.support.open_watching import BOOT_TIME_NS, write_process
 from tests.support.opening import contained, identity

@@ -42,6 +42,11 @@ TOOLS = (
 """What the names of GPU management tools begin with; the probe itself compares the same ones."""
 
 
+def ticks(start_time_ns: int) -> int:
+    """A start time of the kernel's boot clock as /proc/<pid>/stat has it."""
+    return start_time_ns // (NANOSECONDS // TICKS_PER_SECOND)
+
+
 class ProcessIdentity(Fact, frozen=True, kw_only=True):
     """A process as the kernel had it at the moment of the event, also if it is gone by now."""
 
@@ -85,7 +90,7 @@ class ProcessIdentity(Fact, frozen=True, kw_only=True):
     @property
     def start_time_ticks(self) -> int:
         """As /proc/<pid>/stat has it."""
-        return self.start_time_ns // (NANOSECONDS // TICKS_PER_SECOND)
+        return ticks(self.start_time_ns)
 
 
 class OpenEvent(Fact, frozen=True, kw_only=True):

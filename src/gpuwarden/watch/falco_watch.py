@@ -25,6 +25,7 @@ from gpuwarden.probes.events import (
     OpenEvent,
     OpenReturn,
     ProcessIdentity,
+    ticks,
 )
 from gpuwarden.sensors import device_nodes
 from gpuwarden.sensors.cgroup import containers_in, place
@@ -40,7 +41,6 @@ from gpuwarden.sensors.falco_join import (
 from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.seen import Seen, StatLine
 from gpuwarden.watch.falco_unmatched import Unmatched
-from gpuwarden.watch.identity import ticks
 from gpuwarden.watch.opens import FURTHEST, Entry, Key
 
 QUEUE_LIMIT = 4096

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import LOGINUID_UNSET, CgroupPlacement, Executable, Process
-from gpuwarden.probes.events import NANOSECONDS, TICKS_PER_SECOND, ProcessIdentity
+from gpuwarden.probes.events import ProcessIdentity
 from gpuwarden.sensors.cgroup import place
 from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.process.executables import Binaries, new_binaries
@@ -276,8 +276,3 @@ def _is_same_program(process: Process, identity: ProcessIdentity) -> bool:
     if told and process.argv != identity.argv:
         return False
     return exe.inode == identity.exe_inode and process.uid == identity.uid
-
-
-def ticks(start_time_ns: int) -> int:
-    """A start time of the kernel's boot clock as /proc/<pid>/stat has it."""
-    return start_time_ns // (NANOSECONDS // TICKS_PER_SECOND)

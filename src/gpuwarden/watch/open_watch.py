@@ -24,6 +24,7 @@ from gpuwarden.probes.events import (
     OpenCount,
     OpenEvent,
     OpenReturn,
+    ticks,
 )
 from gpuwarden.probes.skim import FIELDS
 from gpuwarden.sensors.device_nodes import Majors
@@ -32,7 +33,7 @@ from gpuwarden.watch.asking import Asking
 from gpuwarden.watch.counts import Counts
 from gpuwarden.watch.event_telling import EventTelling, Tell
 from gpuwarden.watch.forebears import Forebears
-from gpuwarden.watch.identity import Identities, program_and_place, ticks
+from gpuwarden.watch.identity import Identities, program_and_place
 from gpuwarden.watch.judgement import Judged
 from gpuwarden.watch.open_judge import (
     OPEN_RULE_IDS,

@@ -17,11 +17,11 @@ from gpuwarden.probes.events import (
     OpenEvent,
     OpenReturn,
     ProcessIdentity,
+    ticks,
 )
 from gpuwarden.probes.skim import DENIALS, OVERLAY_ROOT, path_of
 from gpuwarden.probes.states import Attempts, Twins
 from gpuwarden.sensors.device_nodes import Majors, kind_of
-from gpuwarden.watch.identity import ticks
 
 ENTRIES_LIMIT = 1 << 16
 PAST_LIMIT = 4096
