@@ -16,8 +16,9 @@ GROUP_PATH_BYTES = 1024
 
 # A layout is its members in order: (name, code of the struct module or name of another layout).
 Layout = tuple[tuple[str, str], ...]
+Layouts = Mapping[str, Layout]
 
-LAYOUTS: Mapping[str, Layout] = {
+LAYOUTS: Layouts = {
     "path_buffer": (("length", "I"), ("text", f"{EXE_BYTES}s")),
     "cgroup_buffer": (("length", "I"), ("text", f"{CGROUP_BYTES}s")),
     "tool_name": (("text", f"{NAME_BYTES}s"),),
@@ -145,53 +146,57 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 
 
-def packed(name: str, *, until: str | None = None) -> struct.Struct:
-    """The layout as one Struct, those in it included; ``until`` leaves that member and the rest."""
-    return struct.Struct("<" + _codes(name, until))
+def packed(name: str, *, until: str | None = None, among: Layouts | None = None) -> struct.Struct:
+    """The layout as one Struct, those in it included; ``until`` leaves that member and the rest.
+
+    ``among``: another object's layouts, here as below, instead of ``LAYOUTS``.
+    """
+    return struct.Struct("<" + _codes(name, LAYOUTS if among is None else among, until))
 
 
-def _codes(name: str, until: str | None = None) -> str:
+def _codes(name: str, among: Layouts, until: str | None = None) -> str:
     codes = ""
-    for member, code in LAYOUTS[name]:
+    for member, code in among[name]:
         if member == until:
             break
-        codes += _codes(code) if code in LAYOUTS else code
+        codes += _codes(code, among) if code in among else code
     return codes
 
 
-def offset(name: str, member: str) -> int:
+def offset(name: str, member: str, *, among: Layouts | None = None) -> int:
     """Where a member begins, in bytes."""
-    return packed(name, until=member).size
+    return packed(name, until=member, among=among).size
 
 
-def size(name: str) -> int:
+def size(name: str, *, among: Layouts | None = None) -> int:
     """How long a record of this layout is, in bytes."""
-    return packed(name).size
+    return packed(name, among=among).size
 
 
 Members = dict[str, tuple[int, int]]
 """Member → (offset, size), both in bytes."""
 
 
-def declared(name: str) -> Members:
+def declared(name: str, *, among: Layouts | None = None) -> Members:
     """A layout's members as declared here."""
+    layouts = LAYOUTS if among is None else among
     found: Members = {}
-    for member, code in LAYOUTS[name]:
-        length = size(code) if code in LAYOUTS else struct.calcsize("<" + code)
-        found[member] = (offset(name, member), length)
+    for member, code in layouts[name]:
+        length = size(code, among=among) if code in layouts else struct.calcsize("<" + code)
+        found[member] = (offset(name, member, among=among), length)
     return found
 
 
-def check(built: Mapping[str, tuple[int, Members]]) -> None:
+def check(built: Mapping[str, tuple[int, Members]], *, among: Layouts | None = None) -> None:
     """Compares every layout with what an object was built with: name → (size, members).
 
     Errors: Malformed, naming the first difference.
     """
-    for name in LAYOUTS:
+    for name in LAYOUTS if among is None else among:
         if name not in built:
             raise Malformed(f"the probe object does not describe struct {name}")
         length, members = built[name]
-        wanted = declared(name)
+        wanted = declared(name, among=among)
         for member in {**wanted, **members}:
             if wanted.get(member) != members.get(member):
                 raise Malformed(
@@ -199,9 +204,10 @@ def check(built: Mapping[str, tuple[int, Members]]) -> None:
                     f"object and at {_place(wanted.get(member))} in this program",
                     remedy="build the probes anew: scripts/build_probes",
                 )
-        if length != size(name):
+        if length != (wanted_length := size(name, among=among)):
             raise Malformed(
-                f"struct {name}: {length} bytes in the probe object, {size(name)} in this program",
+                f"struct {name}: {length} bytes in the probe object, {wanted_length} in this "
+                "program",
                 remedy="build the probes anew: scripts/build_probes",
             )
 
