@@ -54,20 +54,41 @@ def standing_of(
     ``jit`` is what a profile says of JIT classes. ``judge`` and ``jit_class`` are those of
     ``gpuwarden.code`` unless given. Errors: Malformed when a baseline is damaged where it is asked.
     """
+    found = known_standing(module, baselines)
+    if found is not None:
+        return found
+    if module.broken:
+        return judged_standing(unreadable(module))
+    judgement = (judge or _judge())(module.kind, image)
+    name = (jit_class or _jit_class())(module, image) if jit else ""
+    return judged_standing(judgement, name, jit)
+
+
+def known_standing(module: Module, baselines: Baselines) -> Standing | None:
+    """Where a module stands that a baseline knows, None when none does. Errors: Malformed."""
     # A broken module's digest is that of its stored bytes, which a baseline never holds.
-    known = None if module.broken else baselines.lookup(module.digest)
+    if module.broken:
+        return None
+    known = baselines.lookup(module.digest)
     if known is not None:
         word: StandingWord = "driver" if known.provenance.source == "driver" else "known"
         return Standing(standing=word, known_as=known.provenance.title, known=known)
-    known = None if module.broken else baselines.lookup_code(module.code_digest)
+    known = baselines.lookup_code(module.code_digest)
     if known is not None:
         title = f"code of {known.provenance.title}"
         return Standing(standing="rebuilt", known_as=title, known=known)
-    if module.broken:
-        judgement = ModuleJudgement(answer="unreadable", reasons=(module.broken,))
-        return Standing(standing="unknown", judgement=judgement)
-    judgement = (judge or _judge())(module.kind, image)
-    name = (jit_class or _jit_class())(module, image) if jit else ""
+    return None
+
+
+def unreadable(module: Module) -> ModuleJudgement:
+    """What is said of a module that could not be read to its end."""
+    return ModuleJudgement(answer="unreadable", reasons=(module.broken,))
+
+
+def judged_standing(
+    judgement: ModuleJudgement, name: str = "", jit: Mapping[str, JitRule] | None = None
+) -> Standing:
+    """Where a module stands that no baseline knows: ``name`` is the JIT class it looks like."""
     rule = jit.get(name) if jit and name else None
     if rule is None:
         return Standing(standing="unknown", jit=name, judgement=judgement)

@@ -5,21 +5,20 @@ Runs in a confined child. Whatever the bytes are, every one of them is looked at
 
 from __future__ import annotations
 
+import hashlib
 import mmap
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from gpuwarden.code import ar
-from gpuwarden.code.describe import describe, describe_broken
 from gpuwarden.code.extract import modules_in
-from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.located import Located, place_at
-from gpuwarden.code.module import Module, Place, Problem
-from gpuwarden.code.report import Standing
-from gpuwarden.code.standing import Assessor
+from gpuwarden.code.module import Place, Problem
 from gpuwarden.codescan import images, tar, zips
 from gpuwarden.codescan.board import Board
 from gpuwarden.codescan.memory_windows import Memory, memory_modules
+from gpuwarden.codescan.module_answers import ModuleAnswers
 from gpuwarden.codescan.share import Share
 from gpuwarden.codescan.streams import (
     Budget,
@@ -37,11 +36,13 @@ from gpuwarden.codescan.tasks import (
     DOCUMENT_LIMIT_BYTES,
     Answer,
     Assess,
+    Digest,
+    DigestTask,
     Document,
     DocumentsTask,
     Done,
     FileTask,
-    Found,
+    LoadTask,
     MemoryTask,
     Settings,
     Trouble,
@@ -55,6 +56,7 @@ WHEEL_MEMBER = ".dist-info/WHEEL"
 NAME_LIMIT = 4096
 PROBLEMS_LIMIT = 1000
 SMALLEST_MODULE_BYTES = 16
+PIECE_BYTES = 4 << 20
 
 
 class Examiner:
@@ -69,13 +71,10 @@ class Examiner:
     ) -> None:
         self._settings = settings
         self._bounds = settings.bounds
-        self._assess = assess
-        self._known = None
-        if settings.brief and isinstance(assess, Assessor):
-            self._known = assess.knows
         self._send = send
         self._board = board
         self._budget = Budget(settings.bounds.total_bytes)
+        self._answers = ModuleAnswers(settings, assess, send, self.trouble, self._budget)
         self._share = Share()
         self._what = "file"
         self._skipped: dict[str, int] = {}
@@ -112,6 +111,28 @@ class Examiner:
         memory = Memory(descriptor, task.spans, task.stop, self._board.count)
         with self._trouble_of(task.place, is_task=True):
             self._found(memory_modules(memory, task, self._bounds))
+        self._done(task.number)
+
+    def load(self, task: LoadTask, descriptor: int) -> None:
+        """Answers for what a driver was given to load: it opens no archives of ours."""
+        self._what = "load"
+        with self._trouble_of(task.place, is_task=True):
+            if task.size >= SMALLEST_MODULE_BYTES:
+                # Private: older kernels refuse to share what is sealed against writing.
+                mapped = mmap.mmap(descriptor, task.size, mmap.MAP_PRIVATE, mmap.PROT_READ)
+                modules = modules_in(memoryview(mapped), task.place, self._bounds)
+                self._found(modules, is_mapped=True)
+        self._done(task.number)
+
+    def digest(self, task: DigestTask, descriptor: int) -> None:
+        """The digest of a file as it is."""
+        digest = hashlib.sha256()
+        with self._trouble_of(task.place, is_task=True):
+            for offset in range(0, task.size, PIECE_BYTES):
+                piece = os.pread(descriptor, min(PIECE_BYTES, task.size - offset), offset)
+                digest.update(piece)
+                self._board.count(len(piece))
+            self._send(Digest(digest=digest.hexdigest()))
         self._done(task.number)
 
     def _layout_document(self, task: FileTask, stream: Buffered) -> Buffered:
@@ -349,39 +370,7 @@ class Examiner:
             if isinstance(one, Problem):
                 self._problem(one)
             elif self._share.is_mine(len(one.stored)):
-                self._module(one)
-
-    def _module(self, located: Located) -> None:
-        image: bytes | memoryview = b""
-        try:
-            image = located.image(self._bounds)
-            self._budget.take(len(image))
-            module = describe(
-                located, image, self._bounds, known=self._known, kernels=self._settings.kernels
-            )
-        except Exhausted:
-            raise
-        except Malformed as error:
-            module = describe_broken(located, str(error))
-        except MemoryError:
-            module = describe_broken(located, "more memory is needed than is allowed")
-        standing, known_as, judgement = self._assessed(module, image)
-        self._send(Found(module=module, standing=standing, known_as=known_as, judgement=judgement))
-
-    def _assessed(
-        self, module: Module, image: bytes | memoryview
-    ) -> tuple[Standing, str, ModuleJudgement | None]:
-        if self._assess is None:
-            return "", "", None
-        try:
-            return self._assess(module, image)
-        except MemoryError:
-            reason = "more memory is needed than is allowed"
-        except Exception as error:  # noqa: BLE001
-            # The module is there all the same, and nobody vouches for it.
-            reason = f"{type(error).__name__}: {error}"
-        self.trouble(module.place, "judging", reason)
-        return "unknown", "", ModuleJudgement(answer="unreadable", reasons=(reason,))
+                self._answers.tell(one)
 
 
 def inside(place: Place, name: str) -> Place:

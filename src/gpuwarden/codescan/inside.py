@@ -21,6 +21,8 @@ from gpuwarden.codescan.tasks import (
     Assess,
     DocumentsTask,
     FileTask,
+    LoadTask,
+    MemoryTask,
     Ready,
     Settings,
     Task,
@@ -133,8 +135,12 @@ class _Child:
                     examiner.file(task, descriptor)
                 elif isinstance(task, DocumentsTask):
                     examiner.documents(task)
-                else:
+                elif isinstance(task, MemoryTask):
                     examiner.memory(task, descriptor)
+                elif isinstance(task, LoadTask):
+                    examiner.load(task, descriptor)
+                else:
+                    examiner.digest(task, descriptor)
             finally:
                 os.close(descriptor)
             self._flush()

@@ -13,11 +13,18 @@ from gpuwarden.code.bounds import DEFAULT, Bounds
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Module, Place, Problem, Record
 from gpuwarden.code.report import Standing
+from gpuwarden.model import ProfileStanding
 
 Buffer = bytes | memoryview
 
-Assess = Callable[[Module, Buffer], tuple[Standing, str, ModuleJudgement | None]]
-"""(module, decompressed image) → its standing, what it is known as, and what it computes.
+Said = (
+    tuple[Standing, str, ModuleJudgement | None]
+    | tuple[Standing, str, ModuleJudgement | None, tuple[ProfileStanding, ...]]
+)
+"""Its standing, what it is known as, what it computes, and where it stands in several profiles."""
+
+Assess = Callable[[Module, Buffer], Said]
+"""(module, decompressed image) → what is said of it.
 
 Made before the children are forked and called in them, where no file can be opened, no process
 started and nothing imported any more: whatever it needs must be open and loaded already.
@@ -88,7 +95,23 @@ class MemoryTask(Record, frozen=True, kw_only=True, tag="memory"):
     stop: int | None = None
 
 
-Task = FileTask | DocumentsTask | MemoryTask
+class LoadTask(Record, frozen=True, kw_only=True, tag="load"):
+    """What a driver was given to load, in a file of its own; it opens no archives."""
+
+    number: int
+    place: Place
+    size: int
+
+
+class DigestTask(Record, frozen=True, kw_only=True, tag="digest"):
+    """A file of which only the digest is asked."""
+
+    number: int
+    place: Place
+    size: int
+
+
+Task = FileTask | DocumentsTask | MemoryTask | LoadTask | DigestTask
 
 
 class Found(Record, frozen=True, kw_only=True, tag="found"):
@@ -98,6 +121,8 @@ class Found(Record, frozen=True, kw_only=True, tag="found"):
     standing: Standing = ""
     known_as: str = ""
     judgement: ModuleJudgement | None = None
+    standings: tuple[ProfileStanding, ...] = ()
+    """Where it was compared with several profiles."""
 
 
 class Trouble(Record, frozen=True, kw_only=True, tag="trouble"):
@@ -141,12 +166,18 @@ class Document(Record, frozen=True, kw_only=True, tag="document"):
     text: bytes
 
 
+class Digest(Record, frozen=True, kw_only=True, tag="digest"):
+    """SHA-256 of a whole file, in hexadecimal."""
+
+    digest: str
+
+
 class Done(Record, frozen=True, kw_only=True, tag="done"):
     """The task's end."""
 
     number: int
     what: str
-    """``file``, ``wheel``, ``archive``, ``image``: by content."""
+    """``file``, ``wheel``, ``archive``, ``image``: by content; ``process``, ``load``."""
     read_bytes: int
     files: int
     skipped: dict[str, int] = {}
@@ -158,4 +189,4 @@ class Ready(Record, frozen=True, kw_only=True, tag="ready"):
     unconfined: tuple[str, ...]
 
 
-Answer = Found | Trouble | Layer | ImageManifest | Document | Done | Ready
+Answer = Found | Trouble | Layer | ImageManifest | Document | Digest | Done | Ready

@@ -62,6 +62,7 @@ class Worker:
         self._received = bytearray()
         self._moved_at = self._moved_at_cpu = 0.0
         self._moves = -1
+        self._begun_at = self._begun_at_cpu = 0.0
         parent = os.getpid()
         try:
             self._channel, theirs = socket.socketpair()
@@ -93,7 +94,7 @@ class Worker:
         finally:
             self._channel.setblocking(False)
         if not self.jobs:
-            self._note_movement()
+            self._begin()
         self.jobs.append(job)
 
     def answers(self) -> list[tuple[Job, Answer]] | None:
@@ -127,7 +128,7 @@ class Worker:
                 if answer.number != self.jobs[0].task.number:
                     raise Malformed("an answer to another task than was asked")
                 self.jobs.popleft()
-                self._note_movement()
+                self._begin()
         return said
 
     def _frames(self) -> Iterator[bytes]:
@@ -152,6 +153,14 @@ class Worker:
 
     def _note_movement(self) -> None:
         self._moved_at, self._moved_at_cpu = time.monotonic(), self._cpu_seconds()
+
+    def _begin(self) -> None:
+        self._note_movement()
+        self._begun_at, self._begun_at_cpu = self._moved_at, self._moved_at_cpu
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds since it began what it is on, and those of its CPU time."""
+        return time.monotonic() - self._begun_at, self._cpu_seconds() - self._begun_at_cpu
 
     def is_stalled(self) -> bool:
         """Whether it computes or waits on and on without moving in what it reads."""
