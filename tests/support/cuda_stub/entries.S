@@ -1,0 +1,119 @@
+/* Entries of the driver library's functions: a test of a word that tells whether the driver has shut
+ * down, then a jump through a pointer. Its layout is what drivers 470 to 555 have on x86-64.
+ *
+ *   PROLOGUE_PUSH   a frame pointer is pushed instead
+ *   LAUNCH_ENDBR    cuLaunchKernel begins with endbr64
+ *
+ * Each exported entry is also listed, name and address, between exported_begin and exported_end.
+ */
+	.data
+	.balign 8
+	.hidden driver_state
+	.globl driver_state
+driver_state:
+	.long 1
+
+	.section .rodata.names, "a"
+	.section .data.rel.ro.exported, "aw"
+	.balign 8
+	.hidden exported_begin
+	.globl exported_begin
+exported_begin:
+
+#if defined(__x86_64__)
+	.macro body name
+#ifdef PROLOGUE_PUSH
+	push %rbp
+	mov %rsp, %rbp
+	pop %rbp
+	jmp *pointer_\name(%rip)
+#else
+	cmpl $0x321cba00, driver_state(%rip)
+	je 1f
+	jmp *pointer_\name(%rip)
+	.balign 8
+1:	mov $4, %eax
+	ret
+#endif
+	.endm
+#elif defined(__aarch64__)
+	.macro body name
+	adrp x16, pointer_\name
+	ldr x16, [x16, :lo12:pointer_\name]
+	br x16
+	.endm
+#endif
+
+	.macro code name
+	.section .data.rel.local, "aw"
+	.balign 8
+pointer_\name:
+	.quad impl_\name
+	.text
+	.type \name, %function
+	.balign 16
+\name:
+#if defined(__x86_64__) && defined(LAUNCH_ENDBR)
+	.ifc \name, cuLaunchKernel
+	endbr64
+	.endif
+#endif
+	body \name
+	.size \name, . - \name
+	.endm
+
+	.macro exported names:vararg
+	.irp name, \names
+	.globl \name
+	code \name
+	.section .rodata.names
+name_\name:
+	.asciz "\name"
+	.section .data.rel.ro.exported
+	.quad name_\name, \name
+	.endr
+	.endm
+
+	/* Reached through export tables alone. */
+	.macro internal names:vararg
+	.irp name, \names
+	.globl \name
+	.hidden \name
+	code \name
+	.endr
+	.endm
+
+	exported cuInit, cuDriverGetVersion, cuDeviceGetCount, cuDeviceGet, cuDeviceGetName
+	exported cuDeviceGetAttribute, cuGetErrorName
+	exported cuGetProcAddress, cuGetProcAddress_v2, cuGetExportTable
+
+	exported cuCtxCreate_v2, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy_v2
+	exported cuCtxGetCurrent, cuCtxSetCurrent, cuCtxSynchronize
+	exported cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2
+	exported cuDeviceGetDevResource, cuDevResourceGenerateDesc
+	exported cuGreenCtxCreate, cuGreenCtxDestroy, cuCtxFromGreenCtx
+
+	exported cuModuleLoad, cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary
+	exported cuModuleUnload, cuModuleGetFunction
+	exported cuLibraryLoadData, cuLibraryLoadFromFile, cuLibraryUnload
+	exported cuLibraryGetKernel, cuLibraryGetModule, cuKernelGetFunction
+	exported cuLinkCreate_v2, cuLinkAddData_v2, cuLinkAddFile_v2, cuLinkComplete, cuLinkDestroy
+
+	exported cuMemAlloc_v2, cuMemFree_v2, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2
+	exported cuStreamCreate, cuStreamSynchronize
+
+	exported cuLaunchKernel, cuLaunchKernel_ptsz
+	exported cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz
+	exported cuLaunchKernelEx, cuLaunchKernelEx_ptsz
+	exported cuGraphCreate, cuGraphAddKernelNode_v2, cuGraphInstantiateWithFlags
+	exported cuGraphLaunch, cuGraphLaunch_ptsz
+
+	internal table_load, table_primary, table_load_more, table_load_header, table_other
+	internal table_create
+
+	.section .data.rel.ro.exported
+	.hidden exported_end
+	.globl exported_end
+exported_end:
+
+	.section .note.GNU-stack, "", %progbits
