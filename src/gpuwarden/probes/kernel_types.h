@@ -123,8 +123,19 @@ typedef struct {
 	int counter;
 } atomic_t;
 
+typedef struct {
+	unsigned long sig[1];
+} sigset_t;
+
+struct sigpending {
+	sigset_t signal;
+};
+
 struct signal_struct {
 	atomic_t live;
+	int group_stop_count;
+	unsigned int flags;
+	struct sigpending shared_pending;
 	struct tty_struct *tty;
 };
 
@@ -164,6 +175,8 @@ struct css_set {
 
 struct task_struct {
 	unsigned int flags;
+	unsigned int ptrace;
+	unsigned long jobctl;
 	int pid;
 	int tgid;
 	struct mm_struct *mm;
@@ -177,6 +190,7 @@ struct task_struct {
 	struct files_struct *files;
 	struct nsproxy *nsproxy;
 	struct signal_struct *signal;
+	struct sigpending pending;
 	kuid_t loginuid;
 	unsigned int sessionid;
 	struct css_set *cgroups;
@@ -198,11 +212,12 @@ struct bpf_iter__task_file {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long di, si, dx, cx, orig_ax;
+	unsigned long r9, r8, cx, dx, si, di, orig_ax, sp;
 };
 #elif defined(__TARGET_ARCH_arm64)
 struct pt_regs {
 	__u64 regs[31];
+	__u64 sp;
 	__s32 syscallno;
 };
 #else
