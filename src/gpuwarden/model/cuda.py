@@ -53,6 +53,8 @@ class ProfileStanding(Fact, frozen=True, kw_only=True):
     """Empty: against the starter baseline, for processes without a declared profile."""
     standing: ModuleStanding
     known_as: str = ""
+    not_compared: str = ""
+    """Why its baselines could not be asked: then ``unknown`` says nothing of the module."""
 
 
 class LoadedModule(Fact, frozen=True, kw_only=True):
@@ -71,6 +73,10 @@ class LoadedModule(Fact, frozen=True, kw_only=True):
     answer: str = ""
     """What it computes by itself; empty where every profile knows it."""
     score: float | None = None
+    judged: int = 0
+    """Kernels that were scored."""
+    kernel_scores: tuple[float, ...] = ()
+    """The highest of them, for judging all modules of a process together."""
     reasons: tuple[str, ...] = ()
     consistent_with: tuple[str, ...] = ()
     broken: str = ""
