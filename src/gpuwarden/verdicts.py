@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpuwarden.model import LOGINUID_UNSET, Process
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
-from gpuwarden.rules import ingress, system_programs
+from gpuwarden.rules import gpu_code, ingress, system_programs
 from gpuwarden.rules import signs as sign_rules
 from gpuwarden.rules.absence import absent, dead_or_hung
 from gpuwarden.rules.container_allocation import container_allocation, container_owner
@@ -187,9 +187,13 @@ def _decide(node: Node, policy: Policy, subject: Subject, process: Process) -> A
     if signs.weight == "cryptominer":
         inside = next((c for c in ties if c.proof == "proven" and (c.workload or c.entry)), None)
         where = f", inside {inside.name}" if inside else ""
+        loaded = gpu_code.loaded_in_words(node, process)
+        code = (
+            (f"a miner inside a legitimate workload? yes, {loaded}",) if inside and loaded else ()
+        )
         return Answer(
             "cryptominer",
-            (f"signs? {signs.why}{where}",),
+            (f"signs? {signs.why}{where}", *code),
             inside,
             inside.proof if inside else "none",
             (inside.owner if inside else None) or _human(process) or container_owner(node, process),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from gpuwarden.finding import Finding, Report
 from gpuwarden.judge import judge
 from gpuwarden.model import DeviceNode, DeviceOpen, NodeKind, Snapshot, ToolRun
 from gpuwarden.policy import Policy
-from gpuwarden.rules.registry import OPEN_RULES
+from gpuwarden.rules.registry import OPEN_RULES, Rule
 from tests.support.nodes import (
     SECOND_NS,
     TAKEN_AT_NS,
@@ -31,6 +32,8 @@ RUNC = executable("/usr/bin/runc", inode=777)
 
 class OpenNode(NodeBuilder):
     """A builder that also takes opens and tool runs; init is always there, as it is for watch."""
+
+    rules: Sequence[Rule] = OPEN_RULES
 
     def __init__(self, **node: Any) -> None:
         super().__init__(**node)
@@ -101,7 +104,7 @@ class OpenNode(NodeBuilder):
         return replace(super().snapshot(), opens=tuple(self.opens), tool_runs=tuple(self.tool_runs))
 
     def judge(self, policy: str | Policy = "") -> Report:
-        return judge(self.snapshot(), policy_of(policy), None, OPEN_RULES)
+        return judge(self.snapshot(), policy_of(policy), None, self.rules)
 
     def found(self, rule: str, policy: str | Policy = "") -> list[Finding]:
         """The findings of one rule that are not silenced."""

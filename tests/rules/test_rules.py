@@ -21,15 +21,22 @@ from gpuwarden.finding import VERDICTS, Advisory, Verdict
 from gpuwarden.judge import judge
 from gpuwarden.policy import Policy
 from gpuwarden.policy_file import parse_policy
-from gpuwarden.rules import advisories, open_advisories
+from gpuwarden.rules import advisories, cuda_advisories, open_advisories
 from gpuwarden.rules.advisories import VERDICT_ADVISORIES
-from gpuwarden.rules.registry import OPEN_RULES, RULE_IDS, RULES, TIME_RULES, Rule
+from gpuwarden.rules.registry import (
+    CUDA_RULES,
+    OPEN_RULES,
+    RULE_IDS,
+    RULES,
+    TIME_RULES,
+    Rule,
+)
 from gpuwarden.sensors.registry import SENSOR_NAMES
 from gpuwarden.snapshot import decode
 from tests.conftest import Golden
 
-ALL_RULES = (*RULES, *OPEN_RULES, *TIME_RULES)
-WATCH_ONLY = {rule.advisory.id for rule in (*OPEN_RULES, *TIME_RULES)}
+ALL_RULES = (*RULES, *OPEN_RULES, *CUDA_RULES, *TIME_RULES)
+WATCH_ONLY = {rule.advisory.id for rule in (*OPEN_RULES, *CUDA_RULES, *TIME_RULES)}
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = sorted(FIXTURES.glob("*/*.json"))
 CLEAR: frozenset[Verdict] = frozenset({"expected", "system"})
@@ -118,6 +125,11 @@ def test_nobody_is_told_to_stop_what_runs_on_the_host_outside_a_job() -> None:
     assert not any(KILL.search(step) for step in rule.advisory.steps)
 
 
+@pytest.mark.parametrize("rule", CUDA_RULES, ids=lambda rule: rule.advisory.id)
+def test_nobody_is_told_to_stop_a_job_for_its_code_or_contexts(rule: Rule) -> None:
+    assert not any(KILL.search(step) for step in rule.advisory.steps)
+
+
 def test_one_sign_on_an_expected_workload_stops_nothing() -> None:
     steps = advisories.EXPECTED_PROCESS_WITH_SIGNS.steps
     assert not any(KILL.search(step) for step in steps)
@@ -146,6 +158,8 @@ def test_evidence_is_kept_before_anything_is_stopped() -> None:
         open_advisories.CONTAINER_OPENS_ACCELERATOR,
         open_advisories.ACCELERATOR_OPENED_OUTSIDE_JOBS,
         open_advisories.HOLDER_WITHOUT_OPEN,
+        cuda_advisories.MODULE_LOADED_HASH_LIKE,
+        cuda_advisories.GPU_PROCESS_WITHOUT_DRIVER_LIBRARY,
     ):
         assert advisory.steps[0].startswith("Keep the evidence first")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import gpuwarden
 from gpuwarden.finding import Advisory
-from gpuwarden.rules.registry import OPEN_RULES, RULES, TIME_RULES
+from gpuwarden.rules.registry import CUDA_RULES, OPEN_RULES, RULES, TIME_RULES
 from gpuwarden.sinks.own_trouble import OWN_ADVISORIES
 from gpuwarden.watch.denial_findings import DENYING_ADVISORIES
 from gpuwarden.watch.falco_unmatched import FALCO_ADVISORIES
@@ -27,6 +27,7 @@ table.
 GROUPS: tuple[tuple[str, tuple[Advisory, ...]], ...] = (
     ("Of one moment: `scan` and `watch`", tuple(rule.advisory for rule in RULES)),
     ("Of device opens as they happen: `watch`", tuple(rule.advisory for rule in OPEN_RULES)),
+    ("Of CUDA calls as they happen: `watch`", tuple(rule.advisory for rule in CUDA_RULES)),
     ("Of use over minutes and hours: `watch`", tuple(rule.advisory for rule in TIME_RULES)),
     (
         "Of gpuwarden itself: what it could not see, tell, keep or deny",

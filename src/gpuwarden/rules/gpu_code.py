@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpuwarden.finding import Evidence, Row
-from gpuwarden.model import CodeScan, GpuModule, Process
+from gpuwarden.model import GpuModule, Process
 from gpuwarden.node import Node
+from gpuwarden.outputs.words import moment
 from gpuwarden.policy import Policy
 from gpuwarden.rules.hit import Hit, process_subject
 from gpuwarden.rules.membership import claims
@@ -15,6 +16,7 @@ SHOWN = 8
 """Modules that one finding names; how many there are it says as well."""
 KERNELS_SHOWN = 3
 TEXT_SHOWN = 160
+DIGEST_SHOWN = 16
 HASH_LIKE = "hash-like"
 BY_ITSELF = "hash-like by itself, among so many unknown modules that one may look so by chance"
 ACCUSED = frozenset({"cryptominer", "suspicious"})
@@ -37,33 +39,48 @@ def is_hash_like(module: GpuModule) -> bool:
 
 
 def observe(node: Node, process: Process) -> Iterator[Evidence]:
-    """One strong sign for a process with unknown, hash-like code, however many modules have it."""
-    found = [module for module in node.modules_of(process) if is_hash_like(module)]
+    """One strong sign for a process with unknown, hash-like code, however many modules have it.
+
+    A module that was seen being loaded and found in memory as well is one.
+    """
+    found = _hash_like(_told_once(node.modules_of(process)))
     if found:
-        found.sort(key=lambda module: -(module.score or 0))
         more = f"; {len(found) - 1} more like it" if len(found) > 1 else ""
         yield Evidence(
             kind="code", strength="strong", source=SOURCE, text=f"{described(found[0])}{more}"
         )
 
 
+def loaded_in_words(node: Node, process: Process) -> str:
+    """The hash-like code that a process was seen loading, in a line; empty where there is none."""
+    loads = [m for m in _told_once(node.modules_of(process)) if m.loaded_at_ns is not None]
+    found = _hash_like(loads)
+    return brief(found) if found else ""
+
+
 def gpu_module_hash_like(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
-    """Processes with unknown, hash-like code that no verdict accuses."""
+    """Processes with unknown, hash-like code that no verdict accuses.
+
+    Code that was seen being loaded is module_loaded_hash_like's to tell.
+    """
     for process, own in _processes(node, rows):
-        found = [module for module in node.modules_of(process) if is_hash_like(module)]
+        found = _hash_like(_only_in_memory(node.modules_of(process)))
         if found and not any(row.verdict in ACCUSED for row in own):
-            found.sort(key=lambda module: -(module.score or 0))
             yield _hit(node, process, own, (_evidence(one, kind=True) for one in found), found)
 
 
 def gpu_module_unknown(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
-    """Processes with modules that their profile neither knows nor allows, hash-like ones aside."""
+    """Processes with modules that their profile neither knows nor allows, hash-like ones aside.
+
+    Those that were seen being loaded are module_loaded_unknown's to tell.
+    """
     for process, own in _processes(node, rows):
         scan = node.code_scan_of(process)
+        profile = scan.profile if scan is not None else ""
         found = [
             (module, why)
-            for module in node.modules_of(process)
-            if not is_hash_like(module) and (why := _objection(module, scan))
+            for module in _only_in_memory(node.modules_of(process))
+            if not is_hash_like(module) and (why := objection(module, profile))
         ]
         if found:
             found.sort(key=lambda one: (not one[0].in_no_mapped_file, -(one[0].score or 0)))
@@ -76,7 +93,7 @@ def unseen(node: Node, policy: Policy, rows: Sequence[Row]) -> str:
     reasons: list[str] = []
     for process, _ in _processes(node, rows):
         profile = profile_of(node, policy, process)
-        if profile is None:
+        if profile is None or _was_seen_loading(node, process):
             continue
         scan = node.code_scan_of(process)
         if scan is None:
@@ -105,15 +122,57 @@ def _processes(node: Node, rows: Sequence[Row]) -> Iterator[tuple[Process, list[
             yield process, own
 
 
-def _objection(module: GpuModule, scan: CodeScan | None) -> str:
+def _was_seen_loading(node: Node, process: Process) -> bool:
+    """Whether every load of a process was seen with its bytes, from its first moment on."""
+    key = (process.pid, process.start_time_ticks)
+    return any(
+        one.libraries and one.seen_since_ns is not None and not (one.before or one.missed_loads)
+        for one in node.snapshot.cuda
+        if (one.pid, one.start_time_ticks) == key
+    )
+
+
+def _hash_like(modules: Iterable[GpuModule]) -> list[GpuModule]:
+    """Those that are nobody's and compute like a hash, the surest first."""
+    found = [module for module in modules if is_hash_like(module)]
+    return sorted(found, key=lambda module: -(module.score or 0))
+
+
+def _told_once(modules: Sequence[GpuModule]) -> list[GpuModule]:
+    """Each digest once: the load that was seen, or else what was found in memory."""
+    found: dict[str, GpuModule] = {}
+    for module in modules:
+        known = found.get(module.digest)
+        if known is None or (known.loaded_at_ns is None and module.loaded_at_ns is not None):
+            found[module.digest] = module
+    return list(found.values())
+
+
+def _only_in_memory(modules: Sequence[GpuModule]) -> list[GpuModule]:
+    """Those that were found by looking and by nothing else."""
+    return [module for module in _told_once(modules) if module.loaded_at_ns is None]
+
+
+def objection(module: GpuModule, profile: str) -> str:
     """Why a module is not simply accepted; empty when the profile knows it or allows its class."""
     if module.standing != "unknown":
         return ""
     if module.broken:
         return f"could not be read to its end ({module.broken})"
-    name = scan.profile if scan is not None else ""
     looks = f", {module.known_as}" if module.known_as else ""
-    return f"in no baseline of profile {name}{looks}"
+    return f"in no baseline of profile {profile}{looks}"
+
+
+def brief(modules: Sequence[GpuModule]) -> str:
+    """Loaded modules in a line: the first by kind, digest and kernels, and since when they are."""
+    first = modules[0]
+    names = ", ".join(name[:TEXT_SHOWN] for name in first.kernels[:KERNELS_SHOWN])
+    text = " ".join(word for word in (first.kind, first.arch, first.digest[:DIGEST_SHOWN]) if word)
+    text += f" with kernel {names}" if names else " (its kernels have no names)"
+    if len(modules) > 1:
+        text += f" and {len(modules) - 1} more like it"
+    began = min(module.loaded_at_ns or 0 for module in modules)
+    return f"{text}, since {moment(began)}"
 
 
 def described(module: GpuModule) -> str:
@@ -139,6 +198,10 @@ def described(module: GpuModule) -> str:
 
 
 def _place(module: GpuModule) -> str:
+    if module.loaded_at_ns is not None:
+        by = f" by {module.loaded_by[:TEXT_SHOWN]}" if module.loaded_by else ""
+        source = f" from {module.mapping[:TEXT_SHOWN]}" if module.mapping else ""
+        return f"loaded {moment(module.loaded_at_ns)}{by}{source}"
     at = "" if module.offset is None else f" at {module.offset:#x}"
     where = f"in {module.mapping or 'anonymous memory'}{at}"
     return f"{where}, in no mapped file" if module.in_no_mapped_file else where

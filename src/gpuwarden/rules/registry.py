@@ -9,7 +9,10 @@ from gpuwarden.finding import Advisory, Row
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import advisories as text
+from gpuwarden.rules import cuda_advisories as cuda_text
 from gpuwarden.rules import (
+    cuda_code,
+    cuda_contexts,
     driver_libraries,
     gpu_code,
     node_rules,
@@ -68,6 +71,18 @@ OPEN_RULES: tuple[Rule, ...] = (
 )
 """Over device opens as they happen; only `watch` sees them."""
 
+CUDA_RULES: tuple[Rule, ...] = (
+    Rule(cuda_text.MODULE_LOADED_HASH_LIKE, cuda_code.module_loaded_hash_like),
+    Rule(cuda_text.MODULE_LOADED_UNKNOWN, cuda_code.module_loaded_unknown),
+    Rule(cuda_text.CONTEXTS_BEYOND_DECLARED, cuda_contexts.contexts_beyond_declared),
+    Rule(cuda_text.SECOND_GPU_PROCESS_IN_CONTAINER, cuda_contexts.second_gpu_process_in_container),
+    Rule(
+        cuda_text.GPU_PROCESS_WITHOUT_DRIVER_LIBRARY,
+        cuda_contexts.gpu_process_without_driver_library,
+    ),
+)
+"""Over calls of the CUDA driver as they happen; only `watch` sees them."""
+
 TIME_RULES: tuple[Rule, ...] = (
     Rule(
         time_text.GPU_BUSY_WITHOUT_PROCESS_SUSTAINED,
@@ -84,5 +99,5 @@ TIME_RULES: tuple[Rule, ...] = (
 """Over how GPUs were used for minutes and hours; only `watch` remembers."""
 
 RULE_IDS: frozenset[str] = frozenset(
-    rule.advisory.id for rule in (*RULES, *OPEN_RULES, *TIME_RULES)
+    rule.advisory.id for rule in (*RULES, *OPEN_RULES, *CUDA_RULES, *TIME_RULES)
 )
