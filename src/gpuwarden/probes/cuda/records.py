@@ -92,13 +92,16 @@ class CallCounters(Fact, frozen=True, kw_only=True):
     stops: int = 0
 
 
+OTHER_HANDLES = -1
+
+
 class LaunchCount(NamedTuple):
     """How often a process launched a kernel, as counted in the kernel since it was probed."""
 
     pid: int
     start_time_ns: int
     handle: int
-    """CUfunction or CUkernel; 0: a graph."""
+    """CUfunction or CUkernel; 0: a graph; ``OTHER_HANDLES``: all that found no room."""
     launches: int
 
 
