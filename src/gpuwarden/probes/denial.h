@@ -3,6 +3,7 @@
 #ifndef GPUWARDEN_DENIAL_H
 #define GPUWARDEN_DENIAL_H
 
+#include "maps.h"
 #include "process.h"
 
 /* Whether a group or one above it is in the map: a tenant can make groups below its own. */

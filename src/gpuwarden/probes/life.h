@@ -3,6 +3,7 @@
 #ifndef GPUWARDEN_LIFE_H
 #define GPUWARDEN_LIFE_H
 
+#include "maps.h"
 #include "process.h"
 #include "tools.h"
 

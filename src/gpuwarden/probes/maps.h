@@ -4,6 +4,7 @@
 #define GPUWARDEN_MAPS_H
 
 #include "records.h"
+#include "unforeseen.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -71,20 +72,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct called_path);
 } called_paths SEC(".maps");
-
-/*
- * A value as it is, of which the verifier knows nothing. Some kernels (seen with 6.1: a denial that
- * was told of and not given) take the first answer of a function for the only one it can have, and
- * remove what follows from another as dead code. Every decision on such an answer goes through this.
- */
-static __always_inline __u64 unforeseen(__u64 value)
-{
-	__u64 salt = (__u64)bpf_get_current_task();
-
-	value ^= salt;
-	asm volatile("" : "+r"(value));
-	return value ^ salt;
-}
 
 static __always_inline void increment(__u32 counter)
 {

@@ -3,7 +3,8 @@
 #ifndef GPUWARDEN_PROCESS_H
 #define GPUWARDEN_PROCESS_H
 
-#include "maps.h"
+#include "identity.h"
+#include "unforeseen.h"
 
 static __always_inline struct kernfs_node *parent_of(struct kernfs_node *node)
 {

@@ -3,21 +3,16 @@
 #ifndef GPUWARDEN_RECORDS_H
 #define GPUWARDEN_RECORDS_H
 
+#include "identity.h"
+
 #define CHARACTER_MASK 0170000
 #define CHARACTER 0020000
 #define ANY_MINOR 0xfffff
 #define MODE_PATH 0x4000 /* FMODE_PATH */
-#define OVERLAYFS 0x794c7630
 #define IO_WORKER 0x10 /* PF_IO_WORKER */
 
-#define ARGV_BYTES 512
-#define EXE_BYTES 256
-#define CGROUP_BYTES 384
 #define PATH_BYTES 256
 #define NAME_MAX 255
-#define NAME_BYTES 128 /* one part of a path; each buffer has room for one more behind its bound */
-#define PATH_PARTS 16
-#define CGROUP_PARTS 8
 #define CGROUP_DEPTH 64
 #define CALLED_BYTES 4096 /* PATH_MAX */
 #define GROUP_PATH_BYTES 1024 /* as much as the kernel's tracepoint writes */
@@ -26,52 +21,11 @@ enum kind { KIND_OPEN = 1, KIND_RETURN, KIND_EXEC, KIND_EXIT, KIND_GROUP };
 enum tool { NO_TOOL, TOOL_BY_CALL, TOOL_BY_FILE };
 enum how { HOW_OTHER, HOW_OPEN, HOW_MKNOD, HOW_ACCESS, HOW_IO_URING };
 enum denial { NOT_DENIED, DENIED, WOULD_DENY };
-enum trait { OVERLAY_ROOT = 1, EXE_CUT = 2, CGROUP_CUT = 4 };
 enum counter {
 	COUNT_HITS, COUNT_LIMITED, COUNT_DENIED, COUNT_LIMITER_FULL,
 	COUNT_DROPPED_OPENS, COUNT_DROPPED_RETURNS, COUNT_DROPPED_EXECS, COUNT_DROPPED_EXITS,
 	COUNT_DROPPED_GROUPS,
 	COUNTERS
-};
-
-struct path_buffer {
-	__u32 length;
-	char text[EXE_BYTES + NAME_BYTES];
-};
-
-struct cgroup_buffer {
-	__u32 length;
-	char text[CGROUP_BYTES + NAME_BYTES];
-};
-
-/* events.py declares the same layouts; they are compared with this object's BTF at each load. */
-struct identity {
-	__u64 start_ns;
-	__u64 exe_inode;
-	__u64 cgroup_id;
-	__u64 cgroup_v1_id;
-	__u32 pid;
-	__u32 tgid;
-	__u32 ppid;
-	__u32 uid;
-	__u32 gid;
-	__u32 loginuid;
-	__u32 mount_namespace;
-	__u32 pid_namespace;
-	__u32 user_namespace;
-	__u32 inner_tgid;
-	__u32 exe_device;
-	__u32 cgroup_v1_hierarchy;
-	__u32 cgroup_names_hierarchy;
-	__u32 traits;
-	__u32 argv_bytes;
-	__u32 argv_read;
-	char comm[16];
-	char parent_comm[16];
-	char tty[16];
-	char argv[ARGV_BYTES];
-	struct path_buffer exe;
-	struct cgroup_buffer cgroup;
 };
 
 struct open_record {

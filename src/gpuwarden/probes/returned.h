@@ -3,6 +3,7 @@
 #ifndef GPUWARDEN_RETURNED_H
 #define GPUWARDEN_RETURNED_H
 
+#include "maps.h"
 #include "process.h"
 
 struct system_call_exit {
