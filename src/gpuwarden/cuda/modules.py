@@ -14,22 +14,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from msgspec import Struct
-
 from gpuwarden.code.bounds import Bounds
-from gpuwarden.code.module import Place
 from gpuwarden.codescan.judging_data import load_judging
 from gpuwarden.codescan.known_code import Trust
-from gpuwarden.codescan.tasks import (
-    Answer,
-    Assess,
-    Digest,
-    DigestTask,
-    Done,
-    LoadTask,
-    Settings,
-)
-from gpuwarden.codescan.worker import Job, Worker
+from gpuwarden.codescan.tasks import Assess, Settings
+from gpuwarden.cuda.examining_child import Ended, ExaminingChild, Outcome
 from gpuwarden.cuda.load_queue import (
     SMALL_BYTES,
     Answers,
@@ -38,19 +27,14 @@ from gpuwarden.cuda.load_queue import (
     Waiting,
     digest_of,
 )
-from gpuwarden.cuda.loaded_modules import Examined, LoadAnswers
+from gpuwarden.cuda.loaded_modules import Examined
 from gpuwarden.cuda.open_profiles import Opener, OpenProfile
-from gpuwarden.errors import Malformed, Unavailable
+from gpuwarden.errors import Unavailable
 from gpuwarden.model import LoadedModule
 from gpuwarden.policy import Policy
 from gpuwarden.probes.cuda.records import CapturedLoad
 
 BOUNDS = Bounds(image_bytes=512 << 20, total_bytes=4 << 30, modules=100_000, false_starts=100_000)
-CPU_SECONDS = 5.0
-"""CPU time that a child may spend on a load, and more for each MiB of it; waiting ten times as
-long is as bad."""
-CPU_SECONDS_OF_MIB = 1.0
-WAITING_FACTOR = 10.0
 LOOK_SECONDS = 0.5
 """Between looks at whether children get on."""
 BASELINES_SECONDS = 3.0
@@ -60,7 +44,8 @@ IDLE_FORK_SECONDS = 0.2
 FORK_FAILURES = 3
 """In a row, after which what waits is told of and not kept."""
 _DIGEST_DIGITS = 64
-_TARGET = "load"
+QUICK, ANY = True, False
+"""What a child is for: only what is soon done, or whatever comes."""
 
 
 class ExaminedLoad(NamedTuple):
@@ -69,18 +54,6 @@ class ExaminedLoad(NamedTuple):
     number: int
     modules: tuple[LoadedModule, ...]
     problems: tuple[str, ...]
-
-
-class _Hand(Struct):
-    """One child and what it is at."""
-
-    quick: bool
-    worker: Worker | None = None
-    generation: int = 0
-    waiting: Waiting | None = None
-    answers: LoadAnswers | None = None
-    """Of the load; None while only its digest is asked."""
-    digest: str = ""
 
 
 class ModuleExaminer:
@@ -119,7 +92,7 @@ class ModuleExaminer:
         self._poll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._bell, select.EPOLLIN)
-        self._hands = [_Hand(quick=True), _Hand(quick=False)]
+        self._children: dict[bool, ExaminingChild] = {}
         self._numbers = 0
         self._generation = 0
         self._fork_failures = 0
@@ -141,14 +114,10 @@ class ModuleExaminer:
 
     def close(self) -> None:
         """Ends the children; what waits is not answered any more."""
-        for hand in self._hands:
-            if hand.worker is not None:
-                self._poll.unregister(hand.worker)
-                hand.worker.end()
-                hand.worker = None
-            if hand.waiting is not None:
-                self._queue.done(hand.waiting)
-                hand.waiting = None
+        for quick in list(self._children):
+            waiting = self._dismiss(quick).waiting
+            if waiting is not None:
+                self._queue.done(waiting)
         for waiting in self._queue.all_waiting():
             self._queue.done(waiting)
         if not self._poll.closed:
@@ -223,9 +192,8 @@ class ModuleExaminer:
     def take(self) -> list[ExaminedLoad]:
         """What is answered by now."""
         now = time.monotonic()
-        for hand in self._hands:
-            if hand.worker is not None:
-                self._hear(hand, hand.worker)
+        for quick in list(self._children):
+            self._hear(quick)
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             self._look_after()
@@ -246,160 +214,119 @@ class ModuleExaminer:
     # ------------------------------------------------------------------------------ children
 
     def _open(self) -> None:
-        """Opens the baselines and lets children that have the old ones go when they are done."""
+        """Opens the baselines; children that have the old ones go when they are done."""
         # Before they are opened: what is replaced meanwhile is seen as another.
         self._stamp = self._opener.stamp()
         profiles = self._opener.open()
         self._profiles = tuple(profile.name for profile in profiles)
-        self._profile_problems = tuple(
-            dict.fromkeys(profile.failed for profile in profiles if profile.failed)
-        )
+        failed = dict.fromkeys(profile.failed for profile in profiles if profile.failed)
+        self._profile_problems = tuple(failed)
         self._assess = self._make_assess(profiles)
         self._generation += 1
         self.answers.clear()
         self._note_problems()
-        for hand in self._hands:
-            if hand.worker is not None and hand.waiting is None:
-                self._dismiss(hand, hand.worker)
-            self._fork(hand)
+        self._renew()
 
-    def _note_problems(self) -> None:
-        trouble = (self._fork_trouble,) if self._fork_trouble else ()
-        self.problems = (*self._profile_problems, *trouble)
+    def _renew(self) -> None:
+        """Forks what is not there, and anew who has old baselines and is at nothing."""
+        for quick in (QUICK, ANY):
+            child = self._children.get(quick)
+            if child is not None and child.waiting is None:
+                if child.generation == self._generation:
+                    continue
+                self._dismiss(quick)
+            if quick not in self._children and time.monotonic() >= self._fork_at:
+                self._fork(quick)
 
-    def _fork(self, hand: _Hand) -> None:
-        if hand.worker is not None or time.monotonic() < self._fork_at:
-            return
+    def _fork(self, quick: bool) -> None:
         try:
-            hand.worker = Worker(self._settings, self._assess)
+            child = ExaminingChild(self._settings, self._assess, self._profiles, self._generation)
         except Unavailable as error:
             self._could_not_fork(str(error))
             return
-        hand.generation = self._generation
-        self._poll.register(hand.worker, select.EPOLLIN)
+        self._children[quick] = child
+        self._poll.register(child, select.EPOLLIN)
 
     def _could_not_fork(self, why: str) -> None:
         self._fork_failures += 1
         self._fork_at = time.monotonic() + FORK_AGAIN_SECONDS
         self._fork_trouble = f"a child to examine modules in did not come up: {why}"
         self._note_problems()
-        has_one = any(hand.worker is not None for hand in self._hands)
-        if self._fork_failures >= FORK_FAILURES and not has_one:
+        if self._fork_failures >= FORK_FAILURES and not self._children:
             for waiting in self._queue.all_waiting():
                 self._finish(waiting, Examined(problems=(f"not examined: {why}",)))
 
-    def _dismiss(self, hand: _Hand, worker: Worker) -> str:
-        self._poll.unregister(worker)
-        hand.worker = None
-        return worker.end()
+    def _note_problems(self) -> None:
+        trouble = (self._fork_trouble,) if self._fork_trouble else ()
+        self.problems = (*self._profile_problems, *trouble)
+
+    def _dismiss(self, quick: bool, why: str = "") -> Ended:
+        child = self._children.pop(quick)
+        self._poll.unregister(child)
+        return child.end(why)
 
     def _hand_out(self) -> None:
-        for hand in self._hands:
-            if hand.worker is None:
-                self._fork(hand)
-            while hand.worker is not None and hand.waiting is None:
-                waiting = self._queue.next_for(quick=hand.quick)
-                if waiting is None:
-                    break
-                if not self._give(hand, hand.worker, waiting):
+        self._renew()
+        for quick, child in self._children.items():
+            if child.waiting is not None:
+                continue
+            waiting = self._queue.next_for(quick=quick)
+            if waiting is not None:
+                self._numbers += 1
+                if not child.give(self._numbers, waiting):
                     self._queue.put_back(waiting)
-                    break
 
-    def _give(self, hand: _Hand, worker: Worker, waiting: Waiting) -> bool:
-        """Whether the child took it; one that ended is noticed where it is listened to."""
-        self._numbers += 1
-        place = Place(target=_TARGET)
-        task: DigestTask | LoadTask
-        if waiting.digest:
-            task = LoadTask(number=self._numbers, place=place, size=waiting.size)
-        else:
-            task = DigestTask(number=self._numbers, place=place, size=waiting.size)
-        try:
-            worker.give(Job(task, waiting.descriptor, _nothing_to_close))
-        except Unavailable:
-            return False
-        hand.waiting, hand.digest = waiting, ""
-        hand.answers = None
-        if waiting.digest:
-            hand.answers = LoadAnswers(waiting.size, self._profiles, is_cut=waiting.is_cut)
-        return True
-
-    def _hear(self, hand: _Hand, worker: Worker) -> None:
-        try:
-            said = worker.answers()
-        except Malformed as error:
-            self._ended(hand, worker, f"what the child says is not to be believed: {error}")
+    def _hear(self, quick: bool) -> None:
+        child = self._children[quick]
+        outcome = child.hear()
+        if isinstance(outcome, Ended):
+            # It is closed already, which took it off the poll.
+            del self._children[quick]
+            self._ended(outcome)
             return
-        if said is None:
-            self._ended(hand, worker, "")
-            return
-        if worker.unconfined is not None:
-            self.unconfined = tuple(dict.fromkeys((*self.unconfined, *worker.unconfined)))
-            if self._fork_failures:
+        if child.unconfined is not None:
+            self.unconfined = tuple(dict.fromkeys((*self.unconfined, *child.unconfined)))
+            if self._fork_trouble:
                 self._fork_failures, self._fork_trouble = 0, ""
                 self._note_problems()
-        for _, answer in said:
-            self._take_answer(hand, answer)
+        if outcome is not None:
+            self._came(outcome, is_current=child.generation == self._generation)
 
-    def _take_answer(self, hand: _Hand, answer: Answer) -> None:
-        if isinstance(answer, Digest):
-            hand.digest = answer.digest
-        elif not isinstance(answer, Done):
-            if hand.answers is not None:
-                hand.answers.take(answer)
-        elif hand.waiting is not None:
-            waiting, answers = hand.waiting, hand.answers
-            hand.waiting = hand.answers = None
-            if answers is not None:
-                examined = answers.answer()
-                if hand.generation == self._generation:
-                    self.answers.keep(waiting.content, waiting.size, examined)
-                self._finish(waiting, examined)
-            else:
-                self._digested(waiting, hand.digest)
-            if hand.worker is not None and hand.generation != self._generation:
-                self._dismiss(hand, hand.worker)
-
-    def _digested(self, waiting: Waiting, digest: str) -> None:
-        if len(digest) != _DIGEST_DIGITS:
+    def _came(self, outcome: Outcome, *, is_current: bool) -> None:
+        waiting, digest, examined = outcome
+        if examined is not None:
+            if is_current:
+                self.answers.keep(waiting.content, waiting.size, examined)
+            self._finish(waiting, examined)
+        elif len(digest) != _DIGEST_DIGITS:
             self._finish(waiting, Examined(problems=("not examined: it could not be hashed",)))
-            return
-        waiting.digest = digest
-        found = self.answers.find(waiting.content)
-        if found is not None:
-            self._finish(waiting, found)
-        elif self._queue.has(waiting.content):
-            self._queue.done(waiting)
-            self._queue.join(waiting)
         else:
-            self._queue.digested(waiting)
+            waiting.digest = digest
+            found = self.answers.find(waiting.content)
+            if found is not None:
+                self._finish(waiting, found)
+            elif self._queue.has(waiting.content):
+                self._queue.done(waiting)
+                self._queue.join(waiting)
+            else:
+                self._queue.digested(waiting)
 
-    def _ended(self, hand: _Hand, worker: Worker, why: str) -> None:
-        """What it was at is answered with what it had said of it by then."""
-        how = self._dismiss(hand, worker)
-        waiting, answers = hand.waiting, hand.answers
-        hand.waiting = hand.answers = None
+    def _ended(self, ended: Ended) -> None:
         self.replaced += 1
-        if worker.unconfined is None:
+        waiting = ended.waiting
+        if not ended.came_up:
             if waiting is not None:
                 self._queue.put_back(waiting)
-            self._could_not_fork(how)
-        elif waiting is None:
-            self._fork_at = time.monotonic() + IDLE_FORK_SECONDS
+            self._could_not_fork(ended.how)
+        elif waiting is not None:
+            self._finish(waiting, ended.examined)
         else:
-            answers = answers or LoadAnswers(waiting.size, self._profiles, is_cut=True)
-            answers.trouble(why or f"the child that examined it ended before it was done: {how}")
-            self._finish(waiting, answers.answer())
+            self._fork_at = time.monotonic() + IDLE_FORK_SECONDS
 
     def _look_after(self) -> None:
-        """Ends children that spend more on a load than any honest one needs."""
-        for hand in self._hands:
-            if hand.worker is None or hand.waiting is None:
-                continue
-            seconds, cpu_seconds = hand.worker.spent()
-            allowed = CPU_SECONDS + CPU_SECONDS_OF_MIB * (hand.waiting.size / (1 << 20))
-            if cpu_seconds > allowed or seconds > WAITING_FACTOR * allowed:
-                self._ended(hand, hand.worker, "not examined to its end: it took too long")
+        for quick, child in list(self._children.items()):
+            if child.is_overdue():
+                self._ended(self._dismiss(quick, "not examined to its end: it took too long"))
 
 
 def _standings(profiles: tuple[OpenProfile, ...]) -> Assess:
@@ -407,7 +334,3 @@ def _standings(profiles: tuple[OpenProfile, ...]) -> Assess:
     from gpuwarden.cuda.standings import StandingsAssessor
 
     return StandingsAssessor(profiles)
-
-
-def _nothing_to_close() -> str:
-    return ""
