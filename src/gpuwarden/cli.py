@@ -295,6 +295,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     from gpuwarden.watch.options import WatchOptions
 
     options = WatchOptions(
+        cuda=not arguments.no_cuda,
         root=arguments.root,
         nvml_library=arguments.nvml_library,
         policy_path=policy_path,

@@ -82,6 +82,12 @@ class TracerState(Fact, frozen=True, kw_only=True, tag="state"):
     resident_bytes: int = 0
 
 
+class TracerFailed(Fact, frozen=True, kw_only=True, tag="failed"):
+    """Its last word: a defect of ours."""
+
+    reason: str
+
+
 Message = (
     LibrarySeen
     | LibraryGone
@@ -92,6 +98,7 @@ Message = (
     | LaunchesSeen
     | ProcessEnded
     | TracerState
+    | TracerFailed
 )
 
 # ------------------------------------------------------------------ agent → tracer

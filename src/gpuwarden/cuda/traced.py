@@ -46,7 +46,7 @@ class Processes:
         self._traced.move_to_end(key)
         return found
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         return list(self._traced)
 
     def forget(self, key: Key) -> None:

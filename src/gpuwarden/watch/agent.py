@@ -25,14 +25,13 @@ from gpuwarden.probes.events import GroupEvent
 from gpuwarden.scan import ScanOptions
 from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.nvml.sampler import Sampler
-from gpuwarden.sensors.process import stat_lines
-from gpuwarden.sensors.process.executables import read_namespace
-from gpuwarden.watch import doorman, examiner, heap, judgement
+from gpuwarden.watch import cuda_side, doorman, examiner, heap, judgement
+from gpuwarden.watch.cuda_side import CudaSide
 from gpuwarden.watch.denial_findings import DENYING_RULES
 from gpuwarden.watch.denying import Denying
 from gpuwarden.watch.device_side import DeviceSide
 from gpuwarden.watch.falco_unmatched import FALCO_RULES
-from gpuwarden.watch.identity import Identities
+from gpuwarden.watch.identity import Identities, host_mounts
 from gpuwarden.watch.judging import Judging
 from gpuwarden.watch.open_judge import OPEN_RULE_IDS, Surroundings, container_of
 from gpuwarden.watch.open_watch import OpenWatch
@@ -78,6 +77,7 @@ class Agent:
             same_pids=self.node.host_pid_namespace is not False,
         )
         self.denying: Denying | None = None
+        self.cuda: CudaSide | None = None
         self._workers: dict[str, Worker] = {}
         self._reload = reload_policy
         self._begun = time.monotonic()
@@ -153,6 +153,8 @@ class Agent:
         stack.callback(self.sampling.sampler.close)
         # Its child as well: what is loaded later would be in its memory, too.
         self.sampling.sampler.request()
+        if options.cuda and os.geteuid() == 0:
+            self.cuda = cuda_side.started(self, stack)
 
     def _judge_job(self) -> judgement.Judgement:
         return judgement.Judgement(
@@ -185,7 +187,7 @@ class Agent:
             identities=identities,
             surroundings=Surroundings(
                 node=self.node,
-                host_mount_namespace=_host_mounts(self.host),
+                host_mount_namespace=host_mounts(self.host),
                 init=identities.init(),
             ),
             policy=self.policy,
@@ -196,6 +198,8 @@ class Agent:
             tell=self._tell if self.options.events else None,
             return_values=self.options.return_values,
         )
+        if self.cuda is not None:
+            self.cuda.attend(self.watch, identities)
         self.watch.resume(self.telling.view.findings, time.time_ns())
         self.devices.attend(self.watch, self.judging.changed, self._process_ended)
 
@@ -254,7 +258,8 @@ class Agent:
                 next_round = max(next_round + self.options.interval_seconds, now)
             if self.judging.is_due:
                 memory = self.sampling.memory(time.time_ns())
-                self.judging.ask(replace(memory, opens=self.watch.recent()))
+                memory = replace(memory, opens=self.watch.recent())
+                self.judging.ask(memory if self.cuda is None else self.cuda.remembered(memory))
             self._waiter.wait(self._descriptors(), self._patience(next_round))
             gather = self.devices.seconds_to_gather()
             if gather:
@@ -283,6 +288,9 @@ class Agent:
         found["sampler"] = self.sampling.sampler.fileno()
         found["probe"] = None if self.choice.probe is None else self.choice.probe.fileno()
         pids = {worker.pid for worker in self._workers.values() if worker.pid is not None}
+        if self.cuda is not None:
+            found["tracer"] = self.cuda.child.fileno()
+            pids.add(self.cuda.child.pid or 0)
         self.own.set_children(pids | set(self.sampling.sampler.child_pids))
         return found
 
@@ -293,6 +301,8 @@ class Agent:
             self._deny(self.denying, groups)
         if self.falco is not None:
             self.watch.events(self.falco.events(self.watch.surroundings.device_nodes))
+        if self.cuda is not None:
+            self.cuda.take(self.devices)
         self.watch.answered()
         self.devices.look()
         self.watch.work(BUDGET_SECONDS)
@@ -318,6 +328,8 @@ class Agent:
         self.sampling.sampler.request()
         self.devices.round()
         self.devices.forget(self.watch.tick(now_ns))
+        if self.cuda is not None:
+            self.cuda.round(self.watch.holding())
         own = self.own_sight.findings(self._sight(), now_ns)
         # Also of what is off: an earlier run may have left findings of it open.
         evaluated = OPEN_RULE_IDS | SIGHT_RULES | FALCO_RULES | DENYING_RULES
@@ -394,15 +406,7 @@ class Agent:
         self._workers["judge"].job = self._judge_job()
         if self.denying is not None:
             self.denying.reload(policy)
+        if self.cuda is not None:
+            self.cuda.reload(policy)
         self.judging.changed()
         self.say("the policy was read again")
-
-
-def _host_mounts(host: Host) -> int | None:
-    """The mount namespace of the host's init: its own, or kthreadd's, or as a last resort ours."""
-    found = read_namespace(host, 1, "mnt")
-    if found is None:
-        line = stat_lines.read_one(host, 2)
-        if line is not None and stat_lines.is_kernel_thread(line):
-            found = read_namespace(host, 2, "mnt")
-    return found if found is not None else read_namespace(host, "self", "mnt")

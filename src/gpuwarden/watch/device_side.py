@@ -63,6 +63,8 @@ class DeviceSide:
         self._changed: Callable[[], None] = lambda: None
         self._ended: Callable[[int], None] = lambda pid: None
         self._counters = Counters()
+        self.opened: set[int] = set()
+        """Processes that opened a device since somebody took them from here."""
         self._dropped_opens = 0
         self._measured_at, self._taken, self._flooded = time.monotonic(), 0, False
 
@@ -110,6 +112,7 @@ class DeviceSide:
             if isinstance(event, OpenEvent):
                 if self._own.has(event.process):
                     continue
+                self.opened.add(event.process.pid)
             elif isinstance(event, ExitEvent):
                 self._ended(event.pid)
             mine.append(event)

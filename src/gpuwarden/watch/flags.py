@@ -67,6 +67,11 @@ def add_flags(watch: argparse.ArgumentParser) -> None:
         "--way", metavar="A,B", help="see device opens by these ways only, such as poll"
     )
     watch.add_argument(
+        "--no-cuda",
+        action="store_true",
+        help="attach nothing to CUDA driver libraries: no contexts, module loads and launches",
+    )
+    watch.add_argument(
         "--enforce",
         action="store_true",
         help="deny accelerators to the containers that the policy's enforce key names",

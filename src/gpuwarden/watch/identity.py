@@ -15,7 +15,7 @@ from gpuwarden.model import LOGINUID_UNSET, CgroupPlacement, Executable, Process
 from gpuwarden.probes.events import ProcessIdentity
 from gpuwarden.sensors.cgroup import place
 from gpuwarden.sensors.process import details, stat_lines
-from gpuwarden.sensors.process.executables import Binaries, new_binaries
+from gpuwarden.sensors.process.executables import Binaries, new_binaries, read_namespace
 from gpuwarden.sensors.process.users import read_names
 from gpuwarden.sensors.seen import Seen
 
@@ -276,3 +276,13 @@ def _is_same_program(process: Process, identity: ProcessIdentity) -> bool:
     if told and process.argv != identity.argv:
         return False
     return exe.inode == identity.exe_inode and process.uid == identity.uid
+
+
+def host_mounts(host: Host) -> int | None:
+    """The mount namespace of the host's init: its own, or kthreadd's, or as a last resort ours."""
+    found = read_namespace(host, 1, "mnt")
+    if found is None:
+        line = stat_lines.read_one(host, 2)
+        if line is not None and stat_lines.is_kernel_thread(line):
+            found = read_namespace(host, 2, "mnt")
+    return found if found is not None else read_namespace(host, "self", "mnt")

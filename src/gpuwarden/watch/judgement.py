@@ -14,10 +14,12 @@ from gpuwarden.finding import Report
 from gpuwarden.judge import judge
 from gpuwarden.model import (
     Container,
+    CudaProcess,
     DeviceNode,
     DeviceOpen,
     ExitedClient,
     Fact,
+    GpuModule,
     Respawn,
     SeenCode,
     Snapshot,
@@ -51,6 +53,9 @@ class Memory(Fact, frozen=True, kw_only=True):
     """Of the last while: short processes that no sample showed."""
     code: tuple[SeenCode, ...] = ()
     """What the last judgement saw of GPU code."""
+    cuda: tuple[CudaProcess, ...] = ()
+    modules: tuple[GpuModule, ...] = ()
+    """Those that were seen being loaded."""
 
 
 class Kin(Fact, frozen=True, kw_only=True):
@@ -133,7 +138,9 @@ class Judgement(HostJob):
             exited=memory.exited,
             respawns=memory.respawns,
             opens=memory.opens,
+            cuda=memory.cuda,
         )
+        snapshot = replace(snapshot, modules=(*snapshot.modules, *memory.modules))
         report = judge(snapshot, self._policy, self._policy_path, (*RULES, *TIME_RULES))
         if code is not None:
             spent = code.spent_seconds - spent

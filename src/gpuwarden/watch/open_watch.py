@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from gpuwarden.sensors.device_nodes import Majors
 from gpuwarden.watch.alarms import Alarms
 from gpuwarden.watch.asking import Asking
 from gpuwarden.watch.counts import Counts
+from gpuwarden.watch.cuda_facts import CudaFacts
 from gpuwarden.watch.event_telling import EventTelling, Tell
 from gpuwarden.watch.forebears import Forebears
 from gpuwarden.watch.identity import Identities, program_and_place
@@ -46,6 +47,7 @@ from gpuwarden.watch.open_judge import (
 )
 from gpuwarden.watch.opens import Entry, OpenBook, fact, key_of
 from gpuwarden.watch.opens import Key as EntryKey
+from gpuwarden.watch.past_opens import PastOpens
 from gpuwarden.watch.tool_runs import OF_THE_MOMENT, ToolRuns, by_program
 from gpuwarden.watch.waiting import Key
 from gpuwarden.watch.workers import Worker
@@ -56,7 +58,6 @@ HOW, DENIAL = (
 )
 """Where these stand among the fields of a record that is only looked at."""
 QUEUE_LIMIT = 1 << 16
-PAST_LIMIT = 256
 FORGOTTEN_NS = 5 * 10**9
 """How long the entries of a process that has ended are kept for events that come late."""
 
@@ -78,7 +79,9 @@ class OpenWatch:
         observe: Observe,
         tell: Tell | None = None,
         return_values: bool = False,
+        cuda: CudaFacts | None = None,
     ) -> None:
+        """``cuda``: what else is known of processes, and judged with what they opened."""
         self.book = OpenBook(return_values=return_values)
         self.alarms = Alarms()
         self.counts = Counts()
@@ -97,7 +100,8 @@ class OpenWatch:
         self._queue: OrderedDict[Key, None] = OrderedDict()
         self._tools = ToolRuns()
         self._ended: deque[tuple[int, Key]] = deque()
-        self._past: deque[DeviceOpen] = deque(maxlen=PAST_LIMIT)
+        self._past = PastOpens(self.book, surroundings)
+        self.cuda = cuda
 
     # ---------------------------------------------------------------- events
 
@@ -143,13 +147,13 @@ class OpenWatch:
         if event.tool is not None:
             self.counts.tools += 1
             self._tools.ran(key, event, event.tool)
-            self._enqueue(key)
+            self.enqueue(key)
         for entry_key in self.book.keys_of(*key):
             entry = self.book.entry(entry_key)
             if entry is not None and entry.event.how not in OF_THE_MOMENT:
                 # What it opened is in the hands of another program now.
                 entry.event = replace(entry.event, process=process)
-                self._enqueue(key)
+                self.enqueue(key)
 
     def held(
         self, descriptors: Iterable[HeldDescriptor], at_ns: int, *, after_loss: bool = False
@@ -189,9 +193,10 @@ class OpenWatch:
             entry = self.book.entry(key)
             if entry is None or entry.at_start:
                 continue  # who held a device before is for the judgement of the whole node
-            self._enqueue(key[:2])
+            self.enqueue(key[:2])
 
-    def _enqueue(self, key: Key) -> None:
+    def enqueue(self, key: Key) -> None:
+        """A process of which something is known that was not: it is judged, soon."""
         if key in self._queue:
             return
         if len(self._queue) >= QUEUE_LIMIT:
@@ -220,9 +225,10 @@ class OpenWatch:
         self._give_up_overdue()
         self._asking.ask(time.monotonic(), self._identity_of)
         if self._events is not None:
-            self._events.tell_settled(time.monotonic(), self.majors, self._is_open)
+            self._events.tell_settled(time.monotonic(), self.majors, self.is_open)
 
-    def _is_open(self, key: Key) -> bool:
+    def is_open(self, key: Key) -> bool:
+        """Whether it is yet to be judged."""
         return self._waiting.holds(key) or key in self._queue
 
     def _judge(self, key: Key) -> list[Finding]:
@@ -233,6 +239,10 @@ class OpenWatch:
         tool = self._tools.last(key)
         opened = any(one.event.how not in OF_THE_MOMENT for one in present)
         known = {who.exe_inode for who, _ in programs}
+        caller = None if self.cuda is None else self.cuda.identity(key)
+        if caller is not None and caller.exe_inode not in known:
+            programs.append((caller, []))
+            known.add(caller.exe_inode)
         if tool is not None and not opened and tool.exe_inode not in known:
             # It has opened nothing as the tool; what it did before was another program's.
             programs.append((tool, []))
@@ -251,10 +261,12 @@ class OpenWatch:
                 snapshot = self._snapshot(
                     process, lineage, of_program, tools, at_ns, vain=self._waiting.gave_up(key)
                 )
+                if self.cuda is not None and identity is programs[-1][0]:
+                    snapshot = self.cuda.added(snapshot, process)
                 found = findings_of(snapshot, self.policy, self.policy_path)
                 for one in found:
-                    before = findings.get(one.id)
-                    if before is None or _graver(one, before):
+                    last = findings.setdefault(one.id, one)
+                    if severity_rank(one.severity) > severity_rank(last.severity):
                         findings[one.id] = one
                 # Confirm before you accuse: its job or pod may be newer than what we know.
                 unknown |= bool(found) and sources_are_stale(process, self.surroundings)
@@ -273,6 +285,8 @@ class OpenWatch:
             entry.told = entry.count
         if not present:
             uses = self._tools.untold(key)
+        if self.cuda is not None:
+            uses += self.cuda.untold(key)
         # What an exception of the policy covers is none, and so it ends one that is open.
         place = program_and_place(process)
         return self.alarms.put(_named(key), list(findings.values()), uses, at_ns, place)
@@ -311,20 +325,20 @@ class OpenWatch:
     def _give_up_overdue(self) -> None:
         for key in self._waiting.overdue(time.monotonic()):
             self.counts.unknown += 1
-            self._enqueue(key)
+            self.enqueue(key)
 
     def _identity_of(self, key: Key) -> Process | None:
         for one in self.book.keys_of(*key):
             entry = self.book.entry(one)
             if entry is not None:
                 return self._identities.process(entry.event.process)
-        tool = self._tools.last(key)
-        return None if tool is None else self._identities.process(tool)
+        who = self._tools.last(key) or (None if self.cuda is None else self.cuda.identity(key))
+        return None if who is None else self._identities.process(who)
 
     def answered(self) -> None:
         """Takes the examiner's answer, if it is there, and judges what waited for it."""
         for key in self._asking.answered():
-            self._enqueue(key)
+            self.enqueue(key)
 
     # ---------------------------------------------------------------- time
 
@@ -355,7 +369,12 @@ class OpenWatch:
 
     def current(self, now_ns: int) -> list[Finding]:
         """The findings of opens that hold now."""
-        return self.alarms.current(now_ns, map(_named, self.book.holding()))
+        calling = () if self.cuda is None else self.cuda.calling()
+        return self.alarms.current(now_ns, (*self.holding(), *calling))
+
+    def holding(self) -> list[tuple[int, int]]:
+        """Processes that hold a device, as findings name them."""
+        return [_named(key) for key in self.book.holding()]
 
     def seconds_to_wait(self) -> float | None:
         """Until something that waits is due; None when nothing does."""
@@ -383,29 +402,18 @@ class OpenWatch:
             around.sources_at_ns = judged.asked_at_ns
         around.keep(judged.containers, judged.asked_at_ns)
         for key in self._waiting.unanswered():
-            self._enqueue(key)
+            self.enqueue(key)
 
     def forget(self, pid: int, start_time_ns: int) -> list[EntryKey]:
         """The keys of a process that has ended; they are not remembered any longer."""
-        self._past.extend(self._opened_by(self.book.keys_of(pid, start_time_ns)))
+        self._past.keep(self.book.keys_of(pid, start_time_ns), self.majors)
         return self.book.forget(pid, start_time_ns)
-
-    def _opened_by(self, keys: Iterable[EntryKey]) -> Iterator[DeviceOpen]:
-        names = device_names(self.surroundings.device_nodes)
-        for key in sorted(keys):
-            entry = self.book.entry(key)
-            if entry is not None and entry.event.state == "opened":
-                yield fact(entry, self.majors, names)
 
     def recent(self) -> tuple[DeviceOpen, ...]:
         """Devices that were opened, by processes that are there and by the last that ended."""
-        return (*self._past, *self._opened_by(list(self.book.entries())[-PAST_LIMIT:]))
+        return self._past.recent(self.majors)
 
 
 def _named(key: Key) -> tuple[int, int]:
     """A process as findings name it: by its start in ticks."""
     return key[0], ticks(key[1])
-
-
-def _graver(one: Finding, other: Finding) -> bool:
-    return severity_rank(one.severity) > severity_rank(other.severity)

@@ -33,6 +33,8 @@ class WatchOptions(Struct, frozen=True, kw_only=True):
     """What holds the bearer token that a sender must know."""
     falco_allow_remote: bool = False
     """``falco_listen`` may be an address that other machines reach."""
+    cuda: bool = True
+    """Contexts, module loads and launches are seen as well, by uprobes on driver libraries."""
     enforce: bool = False
     dry_run: bool = False
     pin: bool = False

@@ -1,0 +1,121 @@
+"""How launches of processes fit the launch profiles that the policy names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.model import LaunchFit, LaunchWindow
+from gpuwarden.policy import Policy
+
+if TYPE_CHECKING:
+    from gpuwarden.cuda.launches.comparison import Comparison
+    from gpuwarden.cuda.launches.profile import LaunchProfile
+
+Key = tuple[int, int]
+"""(pid, start time in ticks)."""
+
+
+class _Opened(Struct):
+    stamp: tuple[int, int]
+    profile: LaunchProfile | None
+    problem: str = ""
+
+
+class _Compared(Struct):
+    comparison: Comparison
+    profile: str
+    until_ns: int = 0
+    fit: LaunchFit | None = None
+
+
+class Fits:
+    """One comparison a process, with the profile that its workload names."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._opened: dict[str, _Opened] = {}
+        self._compared: dict[Key, _Compared] = {}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Launch profiles that could not be read."""
+        return tuple(one.problem for one in self._opened.values() if one.problem)
+
+    def add(self, key: Key, profile: str, window: LaunchWindow, digests: frozenset[str]) -> bool:
+        """Compares one more window; whether what is said of the process is another now.
+
+        ``digests`` are those of loaded modules that its profile knows or allows.
+        """
+        compared = self._of(key, profile)
+        if compared is None or window.until_ns <= compared.until_ns:
+            return False
+        before = compared.fit
+        compared.until_ns = window.until_ns
+        compared.fit = compared.comparison.add(window, digests)
+        return _said(before) != _said(compared.fit)
+
+    def of(
+        self,
+        key: Key,
+        profile: str,
+        windows: Iterable[LaunchWindow],
+        digests: frozenset[str],
+    ) -> LaunchFit | None:
+        """The fit as of the last window, earlier ones taken up first."""
+        if not profile:
+            return None
+        for window in windows:
+            self.add(key, profile, window, digests)
+        compared = self._compared.get(key)
+        return None if compared is None else compared.fit
+
+    def _of(self, key: Key, profile: str) -> _Compared | None:
+        known = self._compared.get(key)
+        if known is not None and known.profile == profile:
+            return known
+        launches = self._profile(profile)
+        if launches is None:
+            return None
+        from gpuwarden.cuda.launches.comparison import Comparison
+
+        found = self._compared[key] = _Compared(Comparison(launches), profile)
+        return found
+
+    def _profile(self, name: str) -> LaunchProfile | None:
+        declared = self._policy.profile(name)
+        path = None if declared is None else declared.launches
+        if path is None:
+            return None
+        try:
+            status = os.stat(path)
+            stamp = (status.st_mtime_ns, status.st_size)
+        except OSError as error:
+            self._opened[path] = _Opened((0, 0), None, f"{path}: {error.strerror}")
+            return None
+        known = self._opened.get(path)
+        if known is None or known.stamp != stamp:
+            from gpuwarden.cuda.launches.profile import read_profile
+
+            try:
+                known = _Opened(stamp, read_profile(path))
+            except GpuwardenError as error:
+                known = _Opened(stamp, None, f"launch profile {path}: {error}")
+            self._opened[path] = known
+        return known.profile
+
+    def forget(self, key: Key) -> None:
+        self._compared.pop(key, None)
+
+
+def _said(fit: LaunchFit | None) -> tuple[object, ...]:
+    """What of a fit makes another finding: which kernels, not how many launches so far."""
+    if fit is None:
+        return ()
+    outside = frozenset((one.name, one.digest) for one in fit.outside)
+    second = frozenset((one.name, one.digest) for one in fit.second_stream)
+    return outside, second, round(fit.explained_share, 1)

@@ -1,0 +1,298 @@
+"""The CUDA side of the agent: the tracer's child, what it told, and what of it is judged."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuwarden.cuda.book import CudaBook
+from gpuwarden.cuda.child import TracerChild
+from gpuwarden.cuda.fits import Fits
+from gpuwarden.cuda.messages import (
+    ContextSeen,
+    LaunchesSeen,
+    LoadSeen,
+    Message,
+    TracerState,
+)
+from gpuwarden.cuda.options import TracerOptions
+from gpuwarden.model import CudaProcess, GpuModule, Process, Snapshot
+from gpuwarden.node import Node
+from gpuwarden.policy import Policy
+from gpuwarden.probes.events import ProcessIdentity
+from gpuwarden.rules.gpu_code import profile_of
+from gpuwarden.watch.cuda_facts import NamedKey, StartKey
+from gpuwarden.watch.device_side import DeviceSide
+from gpuwarden.watch.identity import Identities
+from gpuwarden.watch.judgement import Memory
+from gpuwarden.watch.open_watch import OpenWatch
+from gpuwarden.watch.waiting import HELD_SECONDS
+
+if TYPE_CHECKING:
+    from gpuwarden.watch.agent import Agent
+
+FORGOTTEN_SECONDS = 30.0
+"""How long an ended process is kept for what comes late."""
+UNTOLD_LIMIT = 1 << 14
+LOOKS_LIMIT = 256
+"""Processes that are looked at at once; a round looks at all."""
+SIBLINGS_LIMIT = 16
+
+TellEvent = Callable[[Message, str], None]
+"""Takes a message of a process and the name of its profile, empty for none."""
+
+
+class _Judged(Struct):
+    """What the last judgement of a process made of it."""
+
+    profile: str = ""
+    modules: tuple[GpuModule, ...] = ()
+    process: CudaProcess | None = None
+    told: int = 0
+    """Loads and contexts that were told as uses of a finding."""
+
+
+class CudaSide:
+    """Feeds an ``OpenWatch`` with what processes do by CUDA; one thread; waits for nothing."""
+
+    def __init__(
+        self, options: TracerOptions, policy: Policy, *, tell: TellEvent | None = None
+    ) -> None:
+        """``tell`` takes each event once its process is judged, or two seconds after it."""
+        self.child = TracerChild(options, policy)
+        self.book = CudaBook()
+        self.state = TracerState()
+        self.policy = policy
+        self._fits = Fits(policy)
+        self._tell = tell
+        self._untold: deque[tuple[float, NamedKey, Message]] = deque()
+        self._judged: dict[NamedKey, _Judged] = {}
+        self._names: dict[StartKey, NamedKey] = {}
+        self._ended: deque[tuple[float, NamedKey]] = deque()
+        self._news: set[NamedKey] = set()
+        self.untold_dropped = 0
+
+    def attend(self, watch: OpenWatch, identities: Identities) -> None:
+        """Whom to tell that a process is to be judged."""
+        self._watch, self._identities = watch, identities
+        watch.cuda = self
+
+    # ---------------------------------------------------------------- what was told
+
+    def take(self, devices: DeviceSide) -> None:
+        """Takes what the tracer said; processes with news are judged soon."""
+        self.child.look(tuple(sorted(devices.opened)[:LOOKS_LIMIT]))
+        devices.opened.clear()
+        for message in self.child.take():
+            if isinstance(message, TracerState):
+                self.state = message
+                continue
+            key = self.book.take(message)
+            if isinstance(message, LaunchesSeen):
+                key = key if self._fits_anew(message) else None
+            if key is not None:
+                self._changed(key)
+            self._keep_event(message)
+        self._tell_settled()
+
+    def _changed(self, key: NamedKey) -> None:
+        used = self.book.used(key)
+        if used is not None and used.identity is not None:
+            start = (key[0], used.identity.start_time_ns)
+            self._names[start] = key
+            self._news.add(key)
+            self._watch.enqueue(start)
+
+    def _fits_anew(self, message: LaunchesSeen) -> bool:
+        """Compares a window with the launch profile of its process; whether that says else now."""
+        window = message.window
+        key = (window.pid, window.start_time_ticks)
+        judged = self._judged.get(key)
+        if judged is None or not judged.profile:
+            return False
+        return self._fits.add(key, judged.profile, window, self._modules_of(key))
+
+    def _modules_of(self, key: NamedKey) -> frozenset[str]:
+        used, judged = self.book.used(key), self._judged.get(key)
+        if used is None or judged is None:
+            return frozenset()
+        return frozenset(
+            module.digest
+            for module in used.modules.values()
+            if any(
+                one.profile == judged.profile and one.standing != "unknown"
+                for one in module.standings
+            )
+        )
+
+    def _keep_event(self, message: Message) -> None:
+        if self._tell is None or isinstance(message, TracerState):
+            return
+        if len(self._untold) >= UNTOLD_LIMIT:
+            self._untold.popleft()
+            self.untold_dropped += 1
+        self._untold.append((time.monotonic(), _key_of(message), message))
+
+    def _tell_settled(self) -> None:
+        """Tells events in order; one whose process is not judged yet holds those after it."""
+        now = time.monotonic()
+        while self._tell is not None and self._untold:
+            since, key, message = self._untold[0]
+            used = self.book.used(key)
+            identity = None if used is None else used.identity
+            waits = identity is not None and self._watch.is_open((key[0], identity.start_time_ns))
+            if waits and now - since < HELD_SECONDS:
+                return
+            self._untold.popleft()
+            judged = self._judged.get(key)
+            self._tell(message, "" if judged is None else judged.profile)
+
+    # ---------------------------------------------------------------- what is judged
+
+    def identity(self, key: StartKey) -> ProcessIdentity | None:
+        """Who called the driver library; None for nobody."""
+        named = self._names.get(key)
+        used = None if named is None else self.book.used(named)
+        return None if used is None else used.identity
+
+    def added(self, snapshot: Snapshot, process: Process) -> Snapshot:
+        """The snapshot with what the process did by CUDA, and those in its container."""
+        key = (process.pid, process.start_time_ticks)
+        used = self.book.used(key)
+        known = self.book.process(key, has_descriptors=any(snapshot.opens))
+        if used is None or known is None:
+            return snapshot
+        # Imported here: what judges GPU code is much, and on most nodes nobody loads any.
+        from gpuwarden.cuda.judged_loads import gpu_modules
+
+        profile = profile_of(Node(snapshot), self.policy, process) or ""
+        judged = self._judged.setdefault(key, _Judged())
+        judged.profile = profile
+        found = gpu_modules(process, tuple(used.loads.values()), profile)
+        judged.modules = found.modules
+        judged.process = replace(
+            known,
+            known_loads=found.known_loads,
+            fit=self._fits.of(key, profile, used.windows, self._modules_of(key)),
+        )
+        siblings = list(self._siblings(process))
+        return replace(
+            snapshot,
+            cuda=(judged.process, *(fact for fact, _ in siblings)),
+            modules=judged.modules,
+            processes=(*snapshot.processes, *(one for _, one in siblings)),
+        )
+
+    def _siblings(self, process: Process) -> Iterator[tuple[CudaProcess, Process]]:
+        """Other processes of its container that use CUDA."""
+        placement = process.cgroup
+        container = None if placement is None else placement.container_id
+        if container is None:
+            return
+        found = 0
+        for key in self.book.known():
+            used = self.book.used(key)
+            if key[0] == process.pid or used is None or used.identity is None or used.ended:
+                continue
+            other = self._identities.process(used.identity)
+            if other.cgroup is None or other.cgroup.container_id != container:
+                continue
+            fact = self.book.process(key)
+            if fact is not None and (fact.contexts or fact.loads):
+                yield fact, other
+                found += 1
+            if found >= SIBLINGS_LIMIT:
+                return
+
+    def untold(self, key: StartKey) -> int:
+        """Loads and contexts since this was asked last."""
+        named = self._names.get(key)
+        used = None if named is None else self.book.used(named)
+        judged = None if named is None else self._judged.get(named)
+        if used is None or judged is None:
+            return 0
+        total = used.load_count + len(used.contexts)
+        more, judged.told = total - judged.told, total
+        return max(more, 0)
+
+    def calling(self) -> Iterable[NamedKey]:
+        """Processes that are there and use CUDA: what was found of them holds."""
+        for key in self.book.known():
+            used = self.book.used(key)
+            if used is not None and not used.ended:
+                yield key
+
+    def remembered(self, memory: Memory) -> Memory:
+        """What is known now, for a judgement of the whole node."""
+        processes: list[CudaProcess] = []
+        modules: list[GpuModule] = []
+        for key in self.calling():
+            judged = self._judged.get(key)
+            fact = self.book.process(key)
+            if fact is None:
+                continue
+            if judged is not None and judged.process is not None:
+                fact = replace(fact, known_loads=judged.process.known_loads, fit=judged.process.fit)
+                modules += judged.modules
+            processes.append(fact)
+        return replace(memory, cuda=tuple(processes), modules=tuple(modules))
+
+    # ---------------------------------------------------------------- rounds
+
+    def round(self, holders: Iterable[NamedKey]) -> None:
+        """Once a second: who holds a device, and who has ended."""
+        self.child.holders(tuple(sorted(set(holders))))
+        now = time.monotonic()
+        for key in self.book.known():
+            used = self.book.used(key)
+            if used is not None and used.ended and key not in {k for _, k in self._ended}:
+                self._ended.append((now, key))
+        while self._ended and now - self._ended[0][0] >= FORGOTTEN_SECONDS:
+            _, key = self._ended.popleft()
+            used = self.book.used(key)
+            if used is not None and used.identity is not None:
+                self._names.pop((key[0], used.identity.start_time_ns), None)
+            self.book.forget(key)
+            self._judged.pop(key, None)
+            self._fits.forget(key)
+
+    def reload(self, policy: Policy) -> None:
+        """Another policy: baselines and the ways of capture are those of the tracer's start."""
+        self.policy = policy
+        self._fits = Fits(policy)
+        self.child.restart(policy)
+
+
+def started(agent: Agent, stack: ExitStack) -> CudaSide:
+    """The CUDA side of an agent, its tracer forked."""
+    tell = partial(_tell, agent) if agent.options.events else None
+    side = CudaSide(TracerOptions(root=agent.options.root), agent.policy, tell=tell)
+    side.child.start()
+    stack.callback(side.child.stop)
+    return side
+
+
+def _tell(agent: Agent, message: Message, profile: str) -> None:
+    from gpuwarden.watch.cuda_telling import event_line
+
+    line = event_line(agent, message, profile)
+    if line is not None:
+        agent.telling.event_line(line)
+
+
+def _key_of(message: Message) -> NamedKey:
+    """The process that a message is about; (0, 0) for none."""
+    if isinstance(message, LoadSeen):
+        return message.load.pid, message.load.start_time_ticks
+    if isinstance(message, ContextSeen):
+        return message.call.process.pid, message.call.process.start_time_ticks
+    if isinstance(message, LaunchesSeen):
+        return message.window.pid, message.window.start_time_ticks
+    return 0, 0
