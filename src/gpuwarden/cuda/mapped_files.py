@@ -1,0 +1,188 @@
+"""The file behind an executable mapping: which it is, and a handle on it that asks it nothing.
+
+A path in a maps file is only a name. The file is reached by the kernel's own link to it, and a
+handle of O_PATH neither opens it nor, when it is closed, tells its file system: a file server that
+hangs keeps nobody waiting here. Sources: proc_pid_maps(5), proc_pid_map_files(5), statx(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import stat
+import struct
+from typing import NamedTuple
+
+from gpuwarden.errors import Denied, GpuwardenError, Unavailable
+from gpuwarden.host import Host
+from gpuwarden.pattern import pattern
+from gpuwarden.probes.cuda.library import LibraryKey
+from gpuwarden.sensors.process.stat_lines import living_thread, read_line
+
+MAPS_LIMIT_BYTES = 16 << 20
+"""Of one process: a hundred and fifty thousand mappings."""
+MOUNTS_LIMIT_BYTES = 8 << 20
+LOCAL = frozenset(
+    b"ext2 ext3 ext4 xfs f2fs tmpfs ramfs squashfs erofs iso9660 vfat jfs reiserfs".split()
+)
+"""File systems of this machine alone: a read of theirs ends. All others are read by a child."""
+
+# struct statx (linux/stat.h): nlink, uid, gid @16, mode @28, ino, size @32, ctime @96, mtime @112,
+# the device that it stands for @128 and the one that it is on @136.
+_STATX = struct.Struct("=16xIIIH2xQQ48xqI4xqI4x8xII")
+_STATX_BYTES = 256
+_BASIC_STATS = 0x7FF
+_DONT_SYNC, _EMPTY_PATH, _HERE = 0x4000, 0x1000, -100
+
+_EXECUTABLE = pattern(
+    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] [0-9a-f]{1,16} "
+    rb"([0-9a-f]{1,8}):([0-9a-f]{1,8}) (\d{1,20}) +([^\n]{0,4200})$",
+    re.M,
+)
+_MOUNT = pattern(rb"^\d+ \d+ (\d+):(\d+) [^\n]*? - ([^ \n]+) ", re.M)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+MapsKey = tuple[int, int, int]
+"""(major, minor, inode) as a maps file tells them: on some file systems not those of fstat."""
+
+
+class Executable(NamedTuple):
+    """The first executable mapping of a file in a process."""
+
+    start: int
+    end: int
+    path: str
+
+
+class Status(NamedTuple):
+    """A file as its own file system tells it, as far as it is known here already."""
+
+    key: LibraryKey
+    mode: int
+    uid: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+    """Of its content or its inode; nobody can set it."""
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """Another one once the file was written to."""
+        return self.size, self.modified_ns, self.changed_ns
+
+
+class MappedFile(NamedTuple):
+    """A regular file that a process has mapped. Who has it closes ``handle``."""
+
+    handle: int
+    status: Status
+
+
+def parse_executables(data: bytes) -> dict[MapsKey, Executable]:
+    """The files mapped executable in the text of /proc/<pid>/maps."""
+    found: dict[MapsKey, Executable] = {}
+    for start, end, major, minor, inode, path in _EXECUTABLE.findall(data):
+        key = (int(major, 16), int(minor, 16), int(inode))
+        if key not in found and key != (0, 0, 0):
+            shown = path.decode("utf-8", "backslashreplace")
+            found[key] = Executable(int(start, 16), int(end, 16), shown)
+    return found
+
+
+def read_executables(host: Host, pid: int) -> dict[MapsKey, Executable]:
+    """The files that a process has mapped executable; none for a kernel thread.
+
+    Errors: Unavailable when it has ended, Denied.
+    """
+    data = host.read_bytes(f"/proc/{pid}/maps", MAPS_LIMIT_BYTES)
+    if not data:
+        # A process whose first thread has ended shows its memory under its other threads only.
+        thread = living_thread(host, read_line(host, pid))
+        if thread is not None:
+            data = host.read_bytes(f"/proc/{thread.pid}/maps", MAPS_LIMIT_BYTES)
+    return parse_executables(data)
+
+
+def status_of(host: Host, pid: int, start: int, end: int) -> Status:
+    """The status of a mapped file, which is not opened. Errors: Unavailable, Denied."""
+    link = _link(host, pid, start, end)
+    try:
+        return _status(_HERE, os.fsencode(link))
+    except OSError as error:
+        raise _told(error) from error
+
+
+def open_mapped(host: Host, pid: int, start: int, end: int) -> MappedFile | None:
+    """A handle on the file behind a mapping; None if it is no regular file.
+
+    Errors: Unavailable when it is mapped no more or its process has ended, Denied.
+    """
+    try:
+        flags = os.O_PATH | os.O_CLOEXEC
+        handle = os.open(_link(host, pid, start, end), flags)
+    except OSError as error:
+        raise _told(error) from error
+    try:
+        status = _status(handle, b"")
+    except OSError as error:
+        os.close(handle)
+        raise _told(error) from error
+    if not stat.S_ISREG(status.mode):
+        os.close(handle)
+        return None
+    return MappedFile(handle, status)
+
+
+def local_devices(host: Host, pid: int) -> frozenset[tuple[int, int]]:
+    """The devices of the local file systems that are mounted where a process is, none if unknown.
+
+    A device that is also of another kind of file system is none of them.
+    """
+    try:
+        data = host.read_bytes(f"/proc/{pid}/mountinfo", MOUNTS_LIMIT_BYTES)
+    except GpuwardenError:
+        return frozenset()
+    return parse_local_devices(data)
+
+
+def parse_local_devices(data: bytes) -> frozenset[tuple[int, int]]:
+    """``local_devices`` in the text of /proc/<pid>/mountinfo (proc_pid_mountinfo(5))."""
+    local: set[tuple[int, int]] = set()
+    others: set[tuple[int, int]] = set()
+    for major, minor, kind in _MOUNT.findall(data):
+        device = (int(major), int(minor))
+        (local if kind in LOCAL else others).add(device)
+    return frozenset(local - others)
+
+
+def _link(host: Host, pid: int, start: int, end: int) -> str:
+    return host.path(f"/proc/{pid}/map_files/{start:x}-{end:x}")
+
+
+def _status(directory: int, path: bytes) -> Status:
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    flags = _DONT_SYNC | (0 if path else _EMPTY_PATH)
+    if _libc.statx(directory, path, flags, _BASIC_STATS, buffer) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    _, uid, _, mode, inode, size, *times, major, minor = _STATX.unpack_from(buffer)
+    changed, changed_ns, modified, modified_ns = times
+    return Status(
+        (major, minor, inode),
+        mode,
+        uid,
+        size,
+        modified * 1_000_000_000 + modified_ns,
+        changed * 1_000_000_000 + changed_ns,
+    )
+
+
+def _told(error: OSError) -> GpuwardenError:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Denied(
+            "the link to a mapped file may not be followed",
+            remedy="run as root with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, and CAP_SYS_PTRACE",
+        )
+    return Unavailable(f"a mapped file: {error.strerror}")
