@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cuda_containers import CudaContainers, cuda_containers
 from tests.support.probes import build, control_groups, openers
 
 
@@ -28,3 +29,10 @@ def groups() -> Iterator[Callable[[str], Path]]:
     """Makes control groups in a hierarchy, by its name; they are gone afterwards."""
     with control_groups() as make:
         yield make
+
+
+@pytest.fixture(scope="module")
+def cuda_engine() -> Iterator[CudaContainers]:
+    """podman with an image whose program calls the stand-in CUDA driver library."""
+    with cuda_containers() as made:
+        yield made

@@ -155,21 +155,24 @@ class Podman:
 
     def run(self, image: str, *options: str, command: Sequence[str], check: bool = True) -> str:
         """Runs a container; what it, or podman, printed."""
-        return self(
-            "run",
-            "--network",
-            "none",
-            "--ulimit",
-            "nofile=1024:4096",
-            "--ulimit",
-            "nproc=1024:1024",
-            "--pids-limit",
-            "-1",
-            *options,
-            image,
-            *command,
-            check=check,
-        )
+        return self(*self._running(options, image, command), check=check)
+
+    def piped(
+        self, image: str, *options: str, command: Sequence[str]
+    ) -> tuple[str, subprocess.Popen[str]]:
+        """Starts a container whose input and output are pipes; its name, and the podman of it."""
+        name = f"gpuwarden-test-{secrets.token_hex(4)}"
+        self._names.append(name)
+        options = ("--interactive", "--name", name, *options)
+        argv = [*self._arguments, *self._running(options, image, command)]
+        pipe = subprocess.PIPE
+        return name, subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)
+
+    @staticmethod
+    def _running(options: Sequence[str], image: str, command: Sequence[str]) -> tuple[str, ...]:
+        limits = ("--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:1024")
+        fixed = ("run", "--network", "none", *limits, "--pids-limit", "-1")
+        return *fixed, *options, image, *command
 
     def pid(self, identity: str) -> int:
         return int(self("inspect", "--format", "{{.State.Pid}}", identity))
