@@ -13,11 +13,15 @@ from msgspec.structs import replace
 from gpuwarden.code.judgement import ModuleJudgement
 from gpuwarden.code.module import Place
 from gpuwarden.code.report import FoundModule
+from gpuwarden.rules.gpu_code import BY_ITSELF, HASH_LIKE
 
 Together = Callable[[Iterable[ModuleJudgement]], tuple[float, bool]]
 """The judgements of a set → its score, and whether it is hash-like."""
 
 PROCESS = "pid "
+MODULES_LIMIT = 256
+"""Modules of one process that a snapshot keeps; all are counted."""
+KERNELS_KEPT = 8
 
 
 def judged_together(modules: Sequence[FoundModule], together: Together) -> tuple[FoundModule, ...]:
@@ -42,6 +46,14 @@ def judged_together(modules: Sequence[FoundModule], together: Together) -> tuple
         else one
         for index, one in enumerate(modules)
     )
+
+
+def answer_of(found: FoundModule) -> str:
+    """What it computes, judged among all unknown modules of its process and architecture."""
+    if found.is_alarming:
+        return HASH_LIKE
+    answer = found.judgement.answer if found.judgement is not None else ""
+    return BY_ITSELF if answer == HASH_LIKE else answer
 
 
 def _counts(one: FoundModule) -> bool:

@@ -17,6 +17,7 @@ from gpuwarden.code.baseline.known import Baselines
 from gpuwarden.code.module import Problem
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess, Sighting
 from gpuwarden.code.standing import Assessor
+from gpuwarden.codescan.judged_sets import KERNELS_KEPT, MODULES_LIMIT, answer_of
 from gpuwarden.codescan.known_code import Trust, jit_rules, open_profile, trust
 from gpuwarden.codescan.processes import COVERAGE, Processes, target_name, told_of
 from gpuwarden.codescan.scan import Options, scan_code
@@ -25,15 +26,12 @@ from gpuwarden.host import Host
 from gpuwarden.model import CodeScan, Gap, GpuModule, Process, SeenCode, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy, PolicyProfile
-from gpuwarden.rules.gpu_code import BY_ITSELF, HASH_LIKE, profile_of
+from gpuwarden.rules.gpu_code import HASH_LIKE, profile_of
 from gpuwarden.rules.subjects import subjects
 
 SENSOR = "code"
 SECONDS = 60.0
 """After which nothing more is begun; what is left is told as not seen."""
-MODULES_LIMIT = 256
-"""Modules of one process that a snapshot keeps; all are counted."""
-KERNELS_KEPT = 8
 NAME_LIMIT = 512
 _TOLD = ("unknown", "jit")
 
@@ -252,20 +250,12 @@ def _module(process: Process, found: FoundModule, target: str) -> GpuModule:
         known_as=found.known_as,
         kernels=tuple(name[:NAME_LIMIT] for name in kernels[:KERNELS_KEPT]),
         kernel_count=module.kernel_count,
-        answer=_answer(found),
+        answer=answer_of(found),
         score=judged.score if judged is not None else None,
         reasons=judged.reasons if judged is not None else (),
         consistent_with=judged.consistent_with if judged is not None else (),
         broken=module.broken,
     )
-
-
-def _answer(found: FoundModule) -> str:
-    """What it computes, judged among all unknown modules of its process and architecture."""
-    if found.is_alarming:
-        return HASH_LIKE
-    answer = found.judgement.answer if found.judgement is not None else ""
-    return BY_ITSELF if answer == HASH_LIKE else answer
 
 
 def _sighting(found: FoundModule, target: str) -> Sighting:
