@@ -25,6 +25,7 @@ pytestmark = pytest.mark.real
 x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's prologues")
 COMPARE = bytes.fromhex("813d")
 SHUT_DOWN = bytes.fromhex("00ba1c32") + b"\x74"
+PUSH = bytes.fromhex("55b8030000004889e5")
 LAST = 0x7FFFFFFF
 
 
@@ -59,7 +60,7 @@ def test_functions_begin_as_the_drivers_do() -> None:
 
 @x86_64
 @pytest.mark.parametrize(
-    ("variant", "begin"), [("push", "554889e5"), ("endbr", "f30f1efa813d"), ("nested", "813d")]
+    ("variant", "begin"), [("push", "55b803000000"), ("endbr", "f30f1efa813d"), ("nested", "813d")]
 )
 def test_prologues_of_variants(variant: Variant, begin: str) -> None:
     assert exported(bed().library(variant))["cuLaunchKernel"].hex().startswith(begin)
@@ -93,7 +94,7 @@ OFFSETS = """
         assert library.cuGetExportTable(ctypes.byref(table), bytes.fromhex(told)) == 0
         size = ctypes.c_uint64.from_address(table.value).value
         entries = (ctypes.c_uint64 * (size // 8)).from_address(table.value)
-        print(*(entry - base for entry in entries[1:]))
+        print(*(entry - base for entry in entries[1:] if entry))
     out = ctypes.c_void_p()
     print(library.cuGetExportTable(ctypes.byref(out), bytes(16)))
 """
@@ -115,8 +116,9 @@ def test_export_tables_point_to_functions_that_are_not_exported() -> None:
     for (_, slots), line in zip(EXPORT_TABLES.values(), tables, strict=True):
         offsets = [int(word) for word in line.split()]
         assert max(slots) <= len(offsets)
-        assert all(0 < offset < library.stat().st_size for offset in offsets)
         assert not set(offsets) & public
+        for offset in offsets if platform.machine() == "x86_64" else ():
+            assert library.read_bytes()[offset:].startswith(PUSH)
 
 
 def test_loads_of_every_form_give_handles(tmp_path: Path) -> None:

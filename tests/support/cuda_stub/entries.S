@@ -1,7 +1,8 @@
 /* Entries of the driver library's functions: a test of a word that tells whether the driver has shut
- * down, then a jump through a pointer. Its layout is what drivers 470 to 555 have on x86-64.
+ * down, then a jump through a pointer. Its layout is what drivers 470 to 555 have on x86-64. What only
+ * export tables lead to pushes a frame pointer there.
  *
- *   PROLOGUE_PUSH   a frame pointer is pushed instead
+ *   PROLOGUE_PUSH   a frame pointer is pushed in all
  *   LAUNCH_ENDBR    cuLaunchKernel begins with endbr64
  *
  * Each exported entry is also listed, name and address, between exported_begin and exported_end.
@@ -21,12 +22,17 @@ driver_state:
 exported_begin:
 
 #if defined(__x86_64__)
-	.macro body name
-#ifdef PROLOGUE_PUSH
+	.macro pushing name
 	push %rbp
+	mov $3, %eax
 	mov %rsp, %rbp
 	pop %rbp
 	jmp *pointer_\name(%rip)
+	.endm
+
+	.macro testing name
+#ifdef PROLOGUE_PUSH
+	pushing \name
 #else
 	cmpl $0x321cba00, driver_state(%rip)
 	je 1f
@@ -37,14 +43,18 @@ exported_begin:
 #endif
 	.endm
 #elif defined(__aarch64__)
-	.macro body name
+	.macro pushing name
 	adrp x16, pointer_\name
 	ldr x16, [x16, :lo12:pointer_\name]
 	br x16
 	.endm
+
+	.macro testing name
+	pushing \name
+	.endm
 #endif
 
-	.macro code name
+	.macro code name, body
 	.section .data.rel.local, "aw"
 	.balign 8
 pointer_\name:
@@ -58,14 +68,14 @@ pointer_\name:
 	endbr64
 	.endif
 #endif
-	body \name
+	\body \name
 	.size \name, . - \name
 	.endm
 
 	.macro exported names:vararg
 	.irp name, \names
 	.globl \name
-	code \name
+	code \name, testing
 	.section .rodata.names
 name_\name:
 	.asciz "\name"
@@ -79,7 +89,7 @@ name_\name:
 	.irp name, \names
 	.globl \name
 	.hidden \name
-	code \name
+	code \name, pushing
 	.endr
 	.endm
 
