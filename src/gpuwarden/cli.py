@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpuwarden import __version__
 from gpuwarden.codescan import baseline_flags, flags
 from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
+from gpuwarden.watch import trace_flags
 from gpuwarden.watch.flags import add_flags, check_flags
 
 if TYPE_CHECKING:
@@ -126,6 +127,11 @@ def build_parser() -> argparse.ArgumentParser:
     _host_flags(watch)
     _policy_flag(watch)
     add_flags(watch)
+
+    trace = commands.add_parser("trace", help="contexts, module loads and launches as they happen")
+    _host_flags(trace)
+    _policy_flag(trace)
+    trace_flags.add_flags(trace)
 
     code = commands.add_parser("code", help="every GPU module in files, images and processes")
     flags.add_flags(code)
@@ -292,32 +298,19 @@ def _watch(arguments: argparse.Namespace) -> int:
     if arguments.enforce and not policy.enforce:
         raise UsageError("--enforce: the policy names no container under 'enforce'")
     from gpuwarden.watch.agent import Agent
-    from gpuwarden.watch.options import WatchOptions
+    from gpuwarden.watch.flags import options_of
 
-    options = WatchOptions(
-        cuda=not arguments.no_cuda,
-        root=arguments.root,
-        nvml_library=arguments.nvml_library,
-        policy_path=policy_path,
-        state_directory=arguments.state,
-        sinks=tuple(arguments.sink),
-        events=arguments.events,
-        interval_seconds=arguments.interval,
-        scan_interval_seconds=arguments.scan_interval,
-        limit_events=arguments.limit,
-        return_values=arguments.return_values,
-        ways=tuple(arguments.way.split(",")) if arguments.way else None,
-        metrics=arguments.metrics,
-        falco_listen=arguments.falco_listen,
-        falco_token_file=arguments.falco_token_file,
-        falco_allow_remote=arguments.falco_allow_remote,
-        enforce=arguments.enforce,
-        dry_run=arguments.dry_run,
-        pin=arguments.pin,
-        for_seconds=arguments.for_seconds,
-    )
+    options = options_of(arguments, policy_path)
     agent = Agent(options, policy, reload_policy=lambda: _load_policy(arguments.policy)[0])
     return agent.run(agent.say)
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    trace_flags.check_flags(arguments)
+    policy, policy_path = _load_policy(arguments.policy)
+    from gpuwarden.watch import trace
+
+    return trace.run(arguments, policy, policy_path, width=_width(), say=_complain)
 
 
 def _code(arguments: argparse.Namespace) -> int:
@@ -379,6 +372,7 @@ COMMANDS = {
     "doctor": _doctor,
     "history": _history,
     "watch": _watch,
+    "trace": _trace,
     "code": _code,
     "baseline": _baseline,
 }

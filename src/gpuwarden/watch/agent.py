@@ -27,6 +27,7 @@ from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.nvml.sampler import Sampler
 from gpuwarden.watch import cuda_side, doorman, examiner, heap, judgement
 from gpuwarden.watch.cuda_side import CudaSide
+from gpuwarden.watch.cuda_sight import CUDA_SIGHT_RULES, CudaSight
 from gpuwarden.watch.denial_findings import DENYING_RULES
 from gpuwarden.watch.denying import Denying
 from gpuwarden.watch.device_side import DeviceSide
@@ -78,6 +79,7 @@ class Agent:
         )
         self.denying: Denying | None = None
         self.cuda: CudaSide | None = None
+        self.cuda_sight = CudaSight()
         self._workers: dict[str, Worker] = {}
         self._reload = reload_policy
         self._begun = time.monotonic()
@@ -279,6 +281,7 @@ class Agent:
             self.watch.seconds_to_wait(),
             self.devices.seconds_to_wait(),
             None if self.denying is None else self.denying.seconds_to_wait(),
+            None if self.cuda is None else self.cuda.seconds_to_wait(),
         ]
         return min(wait for wait in waits if wait is not None)
 
@@ -332,9 +335,11 @@ class Agent:
             self.cuda.round(self.watch.holding())
         own = self.own_sight.findings(self._sight(), now_ns)
         # Also of what is off: an earlier run may have left findings of it open.
-        evaluated = OPEN_RULE_IDS | SIGHT_RULES | FALCO_RULES | DENYING_RULES
+        evaluated = OPEN_RULE_IDS | SIGHT_RULES | CUDA_SIGHT_RULES | FALCO_RULES | DENYING_RULES
         if self.falco is not None:
             own += self.falco.findings(now_ns)
+        if self.cuda is not None:
+            own += self.cuda_sight.findings(self.cuda, now_ns)
         if self.denying is not None:
             own += self.denying.findings(now_ns)
         self.telling.round([*self.watch.current(now_ns), *own], evaluated)

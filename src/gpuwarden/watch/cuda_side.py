@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 FORGOTTEN_SECONDS = 30.0
 """How long an ended process is kept for what comes late."""
 UNTOLD_LIMIT = 1 << 14
+LEAST_SECONDS = 0.05
+SHARE = 10.0
+"""A judgement of a process is followed by so many times its own length without one."""
 LOOKS_LIMIT = 256
 """Processes that are looked at at once; a round looks at all."""
 SIBLINGS_LIMIT = 16
@@ -55,6 +58,8 @@ class _Judged(Struct):
     profile: str = ""
     modules: tuple[GpuModule, ...] = ()
     process: CudaProcess | None = None
+    not_before: float = 0.0
+    """When it may be judged again."""
     told: int = 0
     """Loads and contexts that were told as uses of a finding."""
 
@@ -76,8 +81,14 @@ class CudaSide:
         self._judged: dict[NamedKey, _Judged] = {}
         self._names: dict[StartKey, NamedKey] = {}
         self._ended: deque[tuple[float, NamedKey]] = deque()
-        self._news: set[NamedKey] = set()
+        self._later: dict[StartKey, float] = {}
+        """Processes with news that were judged a moment ago, and when they may be again."""
         self.untold_dropped = 0
+
+    @property
+    def launch_problems(self) -> tuple[str, ...]:
+        """Launch profiles that the policy names and that could not be read."""
+        return self._fits.problems
 
     def attend(self, watch: OpenWatch, identities: Identities) -> None:
         """Whom to tell that a process is to be judged."""
@@ -100,15 +111,29 @@ class CudaSide:
             if key is not None:
                 self._changed(key)
             self._keep_event(message)
+        now = time.monotonic()
+        for start in [one for one, due in self._later.items() if due <= now]:
+            del self._later[start]
+            self._watch.enqueue(start)
         self._tell_settled()
+
+    def seconds_to_wait(self) -> float | None:
+        """Until something that waits is due; None when nothing does."""
+        due = list(self._later.values())
+        if self._untold:
+            due.append(self._untold[0][0] + HELD_SECONDS)
+        return None if not due else max(min(due) - time.monotonic(), 0.0)
 
     def _changed(self, key: NamedKey) -> None:
         used = self.book.used(key)
         if used is not None and used.identity is not None:
             start = (key[0], used.identity.start_time_ns)
             self._names[start] = key
-            self._news.add(key)
-            self._watch.enqueue(start)
+            judged = self._judged.get(key)
+            if judged is not None and time.monotonic() < judged.not_before:
+                self._later[start] = judged.not_before
+            else:
+                self._watch.enqueue(start)
 
     def _fits_anew(self, message: LaunchesSeen) -> bool:
         """Compares a window with the launch profile of its process; whether that says else now."""
@@ -170,19 +195,24 @@ class CudaSide:
         if used is None or known is None:
             return snapshot
         # Imported here: what judges GPU code is much, and on most nodes nobody loads any.
-        from gpuwarden.cuda.judged_loads import gpu_modules
+        from gpuwarden.cuda.judged_loads import counted, gpu_modules
 
+        begun = time.monotonic()
         profile = profile_of(Node(snapshot), self.policy, process) or ""
         judged = self._judged.setdefault(key, _Judged())
         judged.profile = profile
-        found = gpu_modules(process, tuple(used.loads.values()), profile)
-        judged.modules = found.modules
+        loads = tuple(used.loads.values())
+        judged.modules = gpu_modules(process, loads, profile)
+        counts = counted(loads, profile)
         judged.process = replace(
             known,
-            known_loads=found.known_loads,
+            known_loads=counts.modules - counts.unknown - counts.not_compared,
             fit=self._fits.of(key, profile, used.windows, self._modules_of(key)),
         )
         siblings = list(self._siblings(process))
+        # Every module is one more to be judged with all others: a burst is judged together.
+        now = time.monotonic()
+        judged.not_before = now + max(LEAST_SECONDS, SHARE * (now - begun))
         return replace(
             snapshot,
             cuda=(judged.process, *(fact for fact, _ in siblings)),

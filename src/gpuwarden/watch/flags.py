@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuwarden.errors import UsageError
+from gpuwarden.watch.options import WatchOptions
 
 
 def add_flags(watch: argparse.ArgumentParser) -> None:
@@ -41,11 +42,11 @@ def add_flags(watch: argparse.ArgumentParser) -> None:
         default="/var/lib/gpuwarden",
     )
     watch.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="between samples (default: 1)"
+        "--interval", type=seconds, default=1.0, metavar="S", help="between samples (default: 1)"
     )
     watch.add_argument(
         "--scan-interval",
-        type=_seconds,
+        type=seconds,
         default=300.0,
         metavar="S",
         help="judge the whole node at least this often; changes bring it forward (default: 300)",
@@ -84,7 +85,7 @@ def add_flags(watch: argparse.ArgumentParser) -> None:
     )
     watch.add_argument("--unpin", action="store_true", help="undo --pin and exit")
     watch.add_argument(
-        "--for", dest="for_seconds", type=_seconds, metavar="S", help="end after so many seconds"
+        "--for", dest="for_seconds", type=seconds, metavar="S", help="end after so many seconds"
     )
 
 
@@ -101,7 +102,34 @@ def check_flags(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{name} goes with --{needed}")
 
 
-def _seconds(text: str) -> float:
+def options_of(arguments: argparse.Namespace, policy_path: str | None) -> WatchOptions:
+    """The options of a daemon, as its command line says them."""
+    return WatchOptions(
+        cuda=not arguments.no_cuda,
+        root=arguments.root,
+        nvml_library=arguments.nvml_library,
+        policy_path=policy_path,
+        state_directory=arguments.state,
+        sinks=tuple(arguments.sink),
+        events=arguments.events,
+        interval_seconds=arguments.interval,
+        scan_interval_seconds=arguments.scan_interval,
+        limit_events=arguments.limit,
+        return_values=arguments.return_values,
+        ways=tuple(arguments.way.split(",")) if arguments.way else None,
+        metrics=arguments.metrics,
+        falco_listen=arguments.falco_listen,
+        falco_token_file=arguments.falco_token_file,
+        falco_allow_remote=arguments.falco_allow_remote,
+        enforce=arguments.enforce,
+        dry_run=arguments.dry_run,
+        pin=arguments.pin,
+        for_seconds=arguments.for_seconds,
+    )
+
+
+def seconds(text: str) -> float:
+    """A length of time on the command line. Errors: argparse.ArgumentTypeError."""
     value = float(text)
     if not 0.1 <= value <= 86_400:
         raise argparse.ArgumentTypeError("expected 0.1 to 86400 seconds")

@@ -26,13 +26,13 @@ from gpuwarden.model import (
 )
 from gpuwarden.policy import Policy
 from gpuwarden.probes.events import NANOSECONDS, TICKS_PER_SECOND
-from gpuwarden.rules.registry import OPEN_RULES
+from gpuwarden.rules.registry import CUDA_RULES, OPEN_RULES
 from gpuwarden.sensors.cgroup import containers_in
 from gpuwarden.sensors.machine import INITIAL_PID_NAMESPACE
 
 CONTAINERS_LIMIT = 4096
 UNHEARD = "it did not answer since this process began"
-OPEN_RULE_IDS = frozenset(rule.advisory.id for rule in OPEN_RULES)
+OPEN_RULE_IDS = frozenset(rule.advisory.id for rule in (*OPEN_RULES, *CUDA_RULES))
 
 
 class Surroundings(Struct):
@@ -215,7 +215,8 @@ def _containers(
 
 def findings_of(snapshot: Snapshot, policy: Policy, policy_path: str | None) -> list[Finding]:
     """What the rules over opens find in a small snapshot."""
-    return list(judge(snapshot, policy, policy_path, OPEN_RULES).findings)
+    rules = (*OPEN_RULES, *CUDA_RULES) if snapshot.cuda else OPEN_RULES
+    return list(judge(snapshot, policy, policy_path, rules).findings)
 
 
 def device_names(nodes: Iterable[DeviceNode]) -> Mapping[tuple[int, int], set[str]]:
