@@ -134,18 +134,16 @@ def test_the_finding_outlives_the_process(training: CudaNode) -> None:
 
 
 def test_what_could_not_be_seen_stands_in_the_finding(training: CudaNode) -> None:
-    training.watched(
-        200,
-        before=True,
-        missed_loads=2,
-        missed=("the ring was full",),
-        limits=("kernels inside graphs are not seen",),
-    )
+    missed = {"missed_loads": 2, "missed": ("the ring was full",)}
     training.hashing(200)
+    training.watched(200, before=True, **missed)
     said = texts(training.one(HASH, DECLARED))
-    for words in ("earlier contexts and loads are not known", "kernels inside graphs",
-                  "the bytes of 2 of its loads were missed (the ring was full)"):  # fmt: skip
-        assert words in said
+    assert "earlier contexts and loads are not known" in said
+    assert "the bytes of 2 of its loads were missed (the ring was full)" in said
+    training.watched(200, before=True, limits=("kernels inside graphs are not seen",))
+    said = texts(training.one(HASH, DECLARED))
+    assert "kernels inside graphs" in said
+    assert "earlier contexts" not in said, "its limits say what there is to say"
 
 
 def test_unknown_code_is_a_warning_that_names_profile_and_module(training: CudaNode) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-
 import msgspec
 
-from gpuwarden.model import Container, DeviceOpen, Executable, Process
+from gpuwarden.model import Container, DeviceOpen, Process
+from gpuwarden.outputs.line_parts import container_part, parent_part, process_part, time_text
 
 EVENT_SCHEMA = "gpuwarden.event"
 EVENT_VERSION = 1
@@ -24,12 +23,11 @@ def event_line(
     at_ns: int,
 ) -> bytes:
     """One event as JSON, without a newline; what is not known is null, with its reason."""
-    exe = process.exe
     document = {
         "schema": EVENT_SCHEMA,
         "version": EVENT_VERSION,
         "node": node,
-        "time": _time(at_ns),
+        "time": time_text(at_ns),
         "at_ns": at_ns,
         "device": {
             "major": event.major,
@@ -49,64 +47,9 @@ def event_line(
         "io_uring": event.io_uring,
         "count": event.count,
         "source": event.source,
-        "process": _process(process, exe),
-        "parent": {
-            "pid": process.ppid,
-            "comm": None if parent is None else parent.comm,
-            "exe": None if parent is None or parent.exe is None else parent.exe.path,
-        },
-        "container": _container(event, process, container),
+        "process": process_part(process),
+        "parent": parent_part(process, parent),
+        "container": container_part(event.container_state, process, container),
         "unread": {**process.unread, **event.unread},
     }
     return _encoder.encode(document)
-
-
-def _time(at_ns: int) -> str:
-    seconds, rest = divmod(at_ns, 1_000_000_000)
-    at = datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
-
-
-def _process(process: Process, exe: Executable | None) -> dict[str, object]:
-    placement = process.cgroup
-    return {
-        "pid": process.pid,
-        "start_time_ticks": process.start_time_ticks,
-        "exe": None if exe is None else exe.path,
-        "exe_device": None if exe is None else exe.device,
-        "exe_inode": None if exe is None else exe.inode,
-        "exe_deleted": None if exe is None else exe.deleted or exe.memfd,
-        "argv": process.argv,
-        "argv_truncated": process.argv_truncated,
-        "comm": process.comm,
-        "uid": process.uid,
-        "user": process.user,
-        "loginuid": process.loginuid,
-        "login_user": process.login_user,
-        "tty": process.tty,
-        "namespaces": process.namespaces,
-        "cgroup": None if placement is None else list(placement.paths),
-    }
-
-
-def _container(
-    event: DeviceOpen, process: Process, container: Container | None
-) -> dict[str, object]:
-    placement = process.cgroup
-    identity = placement.container_id if placement is not None else None
-    if container is None:
-        return {"state": event.container_state, "id": identity}
-    return {
-        "state": event.container_state,
-        "id": container.id,
-        "runtime": container.runtime,
-        "confirmed": container.confirmed,
-        "name": container.name,
-        "image": container.image,
-        "image_digest": container.image_digest,
-        "labels": container.labels,
-        "pod": container.pod_name,
-        "namespace": container.pod_namespace,
-        "pod_uid": container.pod_uid,
-        "pod_labels": container.pod_labels,
-    }

@@ -128,7 +128,7 @@ def limit_lines(one: Watched) -> Iterator[Evidence]:
     cuda = one.cuda
     if cuda is None:
         return
-    if cuda.before:
+    if cuda.before and not cuda.limits:
         yield Evidence(
             source=SOURCE,
             text="it had the driver library before it was watched: earlier contexts and loads are "
