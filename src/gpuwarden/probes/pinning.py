@@ -58,7 +58,7 @@ def pin(
     Each new link is in force before the old one goes: no open passes meanwhile. Gives the names.
     Errors: UsageError (not a BPF file system), Denied, Unavailable.
     """
-    _prepare(directory)
+    prepare(directory)
     descriptors = {_MAP + name: loaded.map(name) for name in MAPS}
     for program in programs:
         if program in loaded.links:
@@ -147,10 +147,11 @@ def _denials(bpf: Libbpf, directory: str) -> tuple[PinnedDenial, ...]:
 # -------------------------------------------------------------------- the file system
 
 
-def _prepare(directory: str) -> None:
+def prepare(directory: str, *, mount: bool = True) -> None:
     """Makes the directory in a BPF file system, which is mounted if it is not yet.
 
     A mount made here is in this process's mount namespace: systemd's own, elsewhere the host's.
+    Errors: UsageError (not in one, and with ``mount`` none can be there), Denied, Unavailable.
     """
     if os.path.normpath(directory) != directory or not directory.startswith("/"):
         raise UsageError(f"{directory}: not an absolute, plain path")
@@ -158,7 +159,8 @@ def _prepare(directory: str) -> None:
     while not os.path.lexists(there):
         there = os.path.dirname(there)
     if not _is_bpf(there):
-        if not directory.startswith(FILE_SYSTEM + "/") or not os.path.isdir(FILE_SYSTEM):
+        within = directory.startswith(FILE_SYSTEM + "/") and os.path.isdir(FILE_SYSTEM)
+        if not mount or not within:
             raise UsageError(
                 f"{directory}: not in a BPF file system", remedy=f"a directory below {FILE_SYSTEM}"
             )

@@ -1,0 +1,108 @@
+"""A probe that stops every caller of a function, and what tells whether processes stand still."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from gpuwarden.errors import Unavailable
+from gpuwarden.probes import uprobes
+from gpuwarden.probes.cuda import stopped
+from gpuwarden.probes.cuda.object import ProbeObject
+from gpuwarden.probes.cuda.stopped import StoppedMap, boot_ns
+from gpuwarden.probes.libbpf import Libbpf, library
+from tests.support.packages import require, require_root, unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = Path(__file__).with_name("stop_probe.bpf.c")
+FOREVER_NS = 3600 * 10**9
+
+
+@cache
+def _object() -> tempfile.TemporaryDirectory[str]:
+    require_root()
+    require("clang", "libbpf-dev", "libc6-dev", "libbpf1", "gcc")
+    folder = tempfile.TemporaryDirectory(prefix="gpuwarden-stop-")
+    argv = ["clang", "-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-D__TARGET_ARCH_x86"]
+    argv += ["-I", str(ROOT / "src/gpuwarden/probes"), "-idirafter"]
+    argv += ["/usr/include/x86_64-linux-gnu", "-c", str(SOURCE), "-o", f"{folder.name}/stop.o"]
+    subprocess.run(argv, check=True)
+    return folder
+
+
+def file_offset(file: Path, symbol: str) -> int:
+    """Where a dynamic symbol's code begins in its file."""
+    with file.open("rb") as opened:
+        elf = ELFFile(opened)
+        [found] = elf.get_section_by_name(".dynsym").get_symbol_by_name(symbol)
+        return int(next(iter(elf.address_offsets(found["st_value"]))))
+
+
+class StopProbe:
+    """The maps and what stops; whoever uses it says until when processes may be stopped."""
+
+    def __init__(self, bpf: Libbpf, made: ProbeObject, stack: ExitStack) -> None:
+        self.bpf = bpf
+        self._made = made
+        self._stack = stack
+        self.map = StoppedMap(bpf, made.map("stopped"))
+        self.stops_until = made.map("stops_until")
+
+    def attach(self, file: Path, symbol: str = "cuModuleLoadData") -> None:
+        """Every process that calls the function is stopped from now on."""
+        with file.open("rb") as opened:
+            points = [uprobes.Point(file_offset(file, symbol), 0)]
+            program = self._made.program("stop_caller")
+            links = uprobes.attach(self.bpf, program, opened.fileno(), points)
+        self._stack.callback(uprobes.detach, self.bpf, links)
+
+    def allow(self, until_ns: int | None = None) -> None:
+        """Without a guardian: until then, or for an hour."""
+        word = boot_ns() + FOREVER_NS if until_ns is None else until_ns
+        self._made.put("stops_until", struct.pack("=I", 0), struct.pack("=Q", word))
+
+    def write_down(self, pid: int, start_time_ns: int, stopped_at_ns: int | None = None) -> None:
+        """A record as if a probe had made it."""
+        at = boot_ns() if stopped_at_ns is None else stopped_at_ns
+        record = stopped.RECORD.pack(start_time_ns, at)
+        self._made.put("stopped", stopped.KEY.pack(pid), record)
+
+    def outcomes(self) -> list[int]:
+        """How often each outcome of ``enum stop_outcome`` was had."""
+        found = [self._made.get("outcomes", struct.pack("=I", number), 8) for number in range(6)]
+        return [int.from_bytes(each or b"", "little") for each in found]
+
+
+@contextmanager
+def stop_probe() -> Iterator[StopProbe]:
+    """The probe, loaded and attached to nothing."""
+    path = f"{_object().name}/stop.o"
+    with library() as bpf:
+        pass
+    with ExitStack() as stack:
+        try:
+            made = ProbeObject(bpf, stack, path, among=stopped.LAYOUTS, programs=("stop_caller",))
+        except Unavailable as error:
+            unavailable(f"this kernel takes no such probe: {error}")
+        yield StopProbe(bpf, made, stack)
+
+
+def start_time_ns(pid: int) -> int:
+    """When a process began, as a probe has it, to the tick."""
+    line = stopped.parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    return line.start_time_ticks * 10_000_000
+
+
+def state(pid: int) -> str:
+    """A process's state letter; empty once it is gone."""
+    try:
+        return stopped.parse_stat(Path(f"/proc/{pid}/stat").read_bytes()).state
+    except (OSError, ProcessLookupError):
+        return ""
