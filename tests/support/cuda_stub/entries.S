@@ -126,4 +126,8 @@ name_\name:
 	.globl exported_end
 exported_end:
 
+	/* Driver libraries are large, and the toolkit's stubs of them are not. */
+	.section .rodata.tables, "a"
+	.zero 2 << 20
+
 	.section .note.GNU-stack, "", %progbits
