@@ -202,6 +202,8 @@ class Agent:
         )
         if self.cuda is not None:
             self.cuda.attend(self.watch, identities)
+            if self.options.events:
+                self.cuda.tell = cuda_side.telling(self, self.cuda, identities)
         self.watch.resume(self.telling.view.findings, time.time_ns())
         self.devices.attend(self.watch, self.judging.changed, self._process_ended)
 
@@ -305,7 +307,7 @@ class Agent:
         if self.falco is not None:
             self.watch.events(self.falco.events(self.watch.surroundings.device_nodes))
         if self.cuda is not None:
-            self.cuda.take(self.devices)
+            self.cuda.take(self.devices.opened_since())
         self.watch.answered()
         self.devices.look()
         self.watch.work(BUDGET_SECONDS)

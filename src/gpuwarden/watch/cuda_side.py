@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -29,7 +28,6 @@ from gpuwarden.policy import Policy
 from gpuwarden.probes.events import ProcessIdentity
 from gpuwarden.rules.gpu_code import profile_of
 from gpuwarden.watch.cuda_facts import NamedKey, StartKey
-from gpuwarden.watch.device_side import DeviceSide
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.judgement import Memory
 from gpuwarden.watch.open_watch import OpenWatch
@@ -67,16 +65,14 @@ class _Judged(Struct):
 class CudaSide:
     """Feeds an ``OpenWatch`` with what processes do by CUDA; one thread; waits for nothing."""
 
-    def __init__(
-        self, options: TracerOptions, policy: Policy, *, tell: TellEvent | None = None
-    ) -> None:
-        """``tell`` takes each event once its process is judged, or two seconds after it."""
+    def __init__(self, options: TracerOptions, policy: Policy) -> None:
         self.child = TracerChild(options, policy)
         self.book = CudaBook()
         self.state = TracerState()
         self.policy = policy
         self._fits = Fits(policy)
-        self._tell = tell
+        self.tell: TellEvent | None = None
+        """Takes each event once its process is judged, or two seconds after it."""
         self._untold: deque[tuple[float, NamedKey, Message]] = deque()
         self._judged: dict[NamedKey, _Judged] = {}
         self._names: dict[StartKey, NamedKey] = {}
@@ -97,10 +93,12 @@ class CudaSide:
 
     # ---------------------------------------------------------------- what was told
 
-    def take(self, devices: DeviceSide) -> None:
-        """Takes what the tracer said; processes with news are judged soon."""
-        self.child.look(tuple(sorted(devices.opened)[:LOOKS_LIMIT]))
-        devices.opened.clear()
+    def take(self, opened: Collection[int]) -> None:
+        """Takes what the tracer said; processes with news are judged soon.
+
+        ``opened``: processes that have opened a device since this was called last.
+        """
+        self.child.look(tuple(sorted(opened)[:LOOKS_LIMIT]))
         for message in self.child.take():
             if isinstance(message, TracerState):
                 self.state = message
@@ -158,17 +156,17 @@ class CudaSide:
         )
 
     def _keep_event(self, message: Message) -> None:
-        if self._tell is None or isinstance(message, TracerState):
+        if self.tell is None or isinstance(message, TracerState):
             return
         if len(self._untold) >= UNTOLD_LIMIT:
             self._untold.popleft()
             self.untold_dropped += 1
-        self._untold.append((time.monotonic(), _key_of(message), message))
+        self._untold.append((time.monotonic(), key_of(message), message))
 
     def _tell_settled(self) -> None:
         """Tells events in order; one whose process is not judged yet holds those after it."""
         now = time.monotonic()
-        while self._tell is not None and self._untold:
+        while self.tell is not None and self._untold:
             since, key, message = self._untold[0]
             used = self.book.used(key)
             identity = None if used is None else used.identity
@@ -177,7 +175,7 @@ class CudaSide:
                 return
             self._untold.popleft()
             judged = self._judged.get(key)
-            self._tell(message, "" if judged is None else judged.profile)
+            self.tell(message, "" if judged is None else judged.profile)
 
     # ---------------------------------------------------------------- what is judged
 
@@ -264,15 +262,17 @@ class CudaSide:
         processes: list[CudaProcess] = []
         modules: list[GpuModule] = []
         for key in self.calling():
-            judged = self._judged.get(key)
-            fact = self.book.process(key)
-            if fact is None:
-                continue
-            if judged is not None and judged.process is not None:
-                fact = replace(fact, known_loads=judged.process.known_loads, fit=judged.process.fit)
-                modules += judged.modules
-            processes.append(fact)
+            judged, fact = self._judged.get(key), self.fact(key)
+            modules += () if judged is None else judged.modules
+            processes += () if fact is None else (fact,)
         return replace(memory, cuda=tuple(processes), modules=tuple(modules))
+
+    def fact(self, key: NamedKey) -> CudaProcess | None:
+        """What is known of a process now, with what its last judgement made of it."""
+        judged, fact = self._judged.get(key), self.book.process(key)
+        if fact is None or judged is None or judged.process is None:
+            return fact
+        return replace(fact, known_loads=judged.process.known_loads, fit=judged.process.fit)
 
     # ---------------------------------------------------------------- rounds
 
@@ -302,22 +302,28 @@ class CudaSide:
 
 def started(agent: Agent, stack: ExitStack) -> CudaSide:
     """The CUDA side of an agent, its tracer forked."""
-    tell = partial(_tell, agent) if agent.options.events else None
-    side = CudaSide(TracerOptions(root=agent.options.root), agent.policy, tell=tell)
+    side = CudaSide(TracerOptions(root=agent.options.root), agent.policy)
     side.child.start()
     stack.callback(side.child.stop)
     return side
 
 
-def _tell(agent: Agent, message: Message, profile: str) -> None:
-    from gpuwarden.watch.cuda_telling import event_line
+def telling(agent: Agent, side: CudaSide, identities: Identities) -> TellEvent:
+    """Tells events as lines on standard output, as those of devices."""
+    from gpuwarden.watch.cuda_telling import CudaTelling
 
-    line = event_line(agent, message, profile)
-    if line is not None:
-        agent.telling.event_line(line)
+    lines = CudaTelling(side.book, identities, agent.watch.surroundings, node=agent.node.hostname)
+
+    def tell(message: Message, profile: str) -> None:
+        fact = side.fact(key_of(message))
+        line = lines.line(message, profile, None if fact is None else fact.fit)
+        if line is not None:
+            agent.telling.event_line(line)
+
+    return tell
 
 
-def _key_of(message: Message) -> NamedKey:
+def key_of(message: Message) -> NamedKey:
     """The process that a message is about; (0, 0) for none."""
     if isinstance(message, LoadSeen):
         return message.load.pid, message.load.start_time_ticks

@@ -63,8 +63,7 @@ class DeviceSide:
         self._changed: Callable[[], None] = lambda: None
         self._ended: Callable[[int], None] = lambda pid: None
         self._counters = Counters()
-        self.opened: set[int] = set()
-        """Processes that opened a device since somebody took them from here."""
+        self._opened: set[int] = set()
         self._dropped_opens = 0
         self._measured_at, self._taken, self._flooded = time.monotonic(), 0, False
 
@@ -112,7 +111,7 @@ class DeviceSide:
             if isinstance(event, OpenEvent):
                 if self._own.has(event.process):
                     continue
-                self.opened.add(event.process.pid)
+                self._opened.add(event.process.pid)
             elif isinstance(event, ExitEvent):
                 self._ended(event.pid)
             mine.append(event)
@@ -122,6 +121,11 @@ class DeviceSide:
             now = time.monotonic()
             self._look_at = [now + seconds for seconds in SOON_SECONDS]
         return groups
+
+    def opened_since(self) -> set[int]:
+        """Processes that opened a device since this was asked last."""
+        opened, self._opened = self._opened, set()
+        return opened
 
     def seconds_to_gather(self) -> float:
         """In a flood, how long to let records gather: a turn for each would cost ten times more."""

@@ -1,0 +1,80 @@
+"""The tracer's messages as JSON lines, with who it was and where it runs."""
+
+from __future__ import annotations
+
+import time
+
+from gpuwarden.cuda.book import CudaBook
+from gpuwarden.cuda.messages import (
+    ContextSeen,
+    LaunchesSeen,
+    LibraryGone,
+    LibrarySeen,
+    LoadSeen,
+    Message,
+)
+from gpuwarden.model import CudaLibrary, LaunchFit
+from gpuwarden.outputs import cuda_lines
+from gpuwarden.outputs.cuda_lines import Caller
+from gpuwarden.probes.cuda.library import LibraryKey
+from gpuwarden.probes.events import ProcessIdentity, boot_offset_ns
+from gpuwarden.watch.identity import Identities
+from gpuwarden.watch.open_judge import Surroundings, container_of, container_state
+
+
+class CudaTelling:
+    """Knows who called, and libraries that are gone by their last state."""
+
+    def __init__(
+        self, book: CudaBook, identities: Identities, surroundings: Surroundings, *, node: str
+    ) -> None:
+        self._book = book
+        self._identities = identities
+        self._surroundings = surroundings
+        self._node = node
+        self._libraries: dict[LibraryKey, CudaLibrary] = {}
+
+    def caller(self, identity: ProcessIdentity, profile: str) -> Caller:
+        """Whose call it was, as far as that is known now."""
+        process = self._identities.process(identity)
+        lineage = self._identities.lineage(process)
+        return Caller(
+            process,
+            lineage[0] if lineage else None,
+            container_of(process, self._surroundings),
+            container_state(process, self._surroundings),
+            profile,
+        )
+
+    def line(self, message: Message, profile: str, fit: LaunchFit | None = None) -> bytes | None:
+        """The message as JSON without a newline; None for one that is no event."""
+        node = self._node
+        if isinstance(message, ContextSeen):
+            call = message.call
+            caller = self.caller(call.process, profile)
+            return cuda_lines.context_line(call, caller, node=node, at_ns=call.at_ns)
+        if isinstance(message, LoadSeen):
+            caller = self.caller(message.process, profile)
+            return cuda_lines.load_line(message.load, caller, node=node, at_ns=message.load.at_ns)
+        if isinstance(message, LaunchesSeen):
+            window = message.window
+            used = self._book.used((window.pid, window.start_time_ticks))
+            if used is None or used.identity is None:
+                return None
+            return cuda_lines.launches_line(
+                window,
+                self.caller(used.identity, profile),
+                fit,
+                node=node,
+                at_ns=window.until_ns + boot_offset_ns(),
+            )
+        if isinstance(message, LibrarySeen):
+            self._libraries[message.key] = message.library
+            return cuda_lines.library_line(
+                message.library, "found", node=node, at_ns=time.time_ns()
+            )
+        if isinstance(message, LibraryGone):
+            library = self._libraries.pop(message.key, None)
+            if library is not None:
+                return cuda_lines.library_line(library, "gone", node=node, at_ns=time.time_ns())
+        return None

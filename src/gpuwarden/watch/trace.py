@@ -1,0 +1,261 @@
+"""`gpuwarden trace`: what chosen processes do by CUDA, as it happens, and a summary at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from gpuwarden.cuda.book import Used
+from gpuwarden.cuda.messages import LaunchesSeen, LibraryGone, LibrarySeen, Message
+from gpuwarden.cuda.options import TracerOptions
+from gpuwarden.errors import Denied, UsageError
+from gpuwarden.finding import Finding, severity_rank
+from gpuwarden.host import Host
+from gpuwarden.model import Container, CudaProcess, Process
+from gpuwarden.policy import Policy
+from gpuwarden.sensors.machine import read_machine
+from gpuwarden.sensors.process import stat_lines
+from gpuwarden.watch import examiner
+from gpuwarden.watch.cuda_facts import NamedKey
+from gpuwarden.watch.cuda_side import CudaSide, key_of
+from gpuwarden.watch.cuda_telling import CudaTelling
+from gpuwarden.watch.device_side import listed_majors
+from gpuwarden.watch.identity import Identities, host_mounts
+from gpuwarden.watch.open_judge import Surroundings, container_of
+from gpuwarden.watch.open_watch import OpenWatch
+from gpuwarden.watch.waiter import Waiter
+from gpuwarden.watch.workers import Worker
+
+BUDGET_SECONDS = 0.02
+LINGER_SECONDS = 1.5
+"""How long what a process did last is waited for, after its end."""
+EXIT_CLEAR, EXIT_FINDING, EXIT_BLIND = 0, 1, 2
+
+Write = Callable[[str], None]
+
+
+class Trace:
+    """One run of the command; ``run`` returns at its time's end, a signal, or the process's end."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        policy: Policy,
+        policy_path: str | None,
+        *,
+        width: int,
+        write: Write,
+    ) -> None:
+        self._arguments = arguments
+        self._policy = policy
+        self._width = width
+        self._write = write
+        self._host = Host(arguments.root)
+        self._findings: dict[str, Finding] = {}
+        self._chosen: dict[NamedKey, tuple[Process, Container | None]] = {}
+        node = read_machine(self._host)
+        same_pids = node.host_pid_namespace is not False
+        self._identities = Identities(
+            self._host, boot_time_ns=node.boot_time_ns, same_pids=same_pids
+        )
+        self._examiner = Worker(
+            "examiner",
+            examiner.Examiner(arguments.root),
+            deadline_seconds=examiner.DEADLINE_SECONDS,
+        )
+        self._surroundings = Surroundings(
+            node=node,
+            host_mount_namespace=host_mounts(self._host),
+            init=self._identities.init(),
+        )
+        self._watch = OpenWatch(
+            identities=self._identities,
+            surroundings=self._surroundings,
+            policy=policy,
+            policy_path=policy_path,
+            majors=listed_majors(self._host),
+            worker=self._examiner,
+            observe=self._found,
+        )
+        options = TracerOptions(
+            root=arguments.root, sample_every=1 if arguments.learn is not None else 5
+        )
+        self._side = CudaSide(options, policy)
+        self._side.attend(self._watch, self._identities)
+        self._side.tell = self._tell
+        self._lines = CudaTelling(
+            self._side.book, self._identities, self._surroundings, node=node.hostname
+        )
+
+    # ---------------------------------------------------------------- the loop
+
+    def run(self) -> int:
+        """Traces; the exit code. Errors: UsageError, Denied."""
+        if os.geteuid() != 0:
+            raise Denied("uprobes need root", remedy="sudo gpuwarden trace ...")
+        subject = self._subject()
+        with ExitStack() as stack:
+            waiter = Waiter(stack)
+            self._examiner.start()
+            stack.callback(self._examiner.stop)
+            self._side.child.start()
+            stack.callback(self._side.child.stop)
+            waiter.attend_signals(stack)
+            self._loop(waiter, subject)
+        return self._close()
+
+    def _subject(self) -> NamedKey | None:
+        """The process that was named. Errors: UsageError when it is not there."""
+        pid = self._arguments.pid
+        if pid is None:
+            return None
+        line = stat_lines.read_one(self._host, pid)
+        if line is None:
+            raise UsageError(f"trace: there is no process {pid}")
+        return pid, line.start_time_ticks
+
+    def _loop(self, waiter: Waiter, subject: NamedKey | None) -> None:
+        begun = time.monotonic()
+        until = begun + (self._arguments.for_seconds or float("inf"))
+        next_round = begun
+        while not waiter.stopping and time.monotonic() < until:
+            if time.monotonic() >= next_round:
+                next_round += 1.0
+                self._watch.tick(time.time_ns())
+                self._side.round(())
+                if subject is not None and not self._identities.is_alive(subject):
+                    until = min(until, time.monotonic() + LINGER_SECONDS)
+                    subject = None
+            waits = (
+                next_round - time.monotonic(),
+                until - time.monotonic(),
+                self._watch.seconds_to_wait(),
+                self._side.seconds_to_wait(),
+            )
+            descriptors = {
+                "tracer": self._side.child.fileno(),
+                "examiner": self._examiner.fileno(),
+            }
+            waiter.wait(descriptors, min(one for one in waits if one is not None))
+            self._turn()
+
+    def _turn(self) -> None:
+        self._side.take(())
+        self._watch.answered()
+        self._watch.work(BUDGET_SECONDS)
+
+    # ---------------------------------------------------------------- what is told
+
+    def _found(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            key = (finding.subject.pid or 0, finding.subject.start_time_ticks or 0)
+            if self._choose(key) is None:
+                continue
+            before = self._findings.get(finding.id)
+            self._findings[finding.id] = finding
+            if before is None or before.severity != finding.severity:
+                self._write(self._text(finding))
+
+    def _text(self, finding: Finding) -> str:
+        from gpuwarden.outputs.cuda_text import finding_text
+
+        return "" if self._arguments.events else finding_text(finding, width=self._width)
+
+    def _tell(self, message: Message, profile: str) -> None:
+        if isinstance(message, LaunchesSeen) and not self._arguments.launches:
+            return
+        if isinstance(message, LibrarySeen | LibraryGone):
+            if not self._arguments.all:
+                return  # told in the summary, of the processes that were asked for
+        elif self._choose(key_of(message)) is None:
+            return
+        if self._arguments.events:
+            line = self._lines.line(message, profile)
+            if line is not None:
+                self._write(line.decode() + "\n")
+
+    def _choose(self, key: NamedKey) -> tuple[Process, Container | None] | None:
+        """The process, if it is one of those that were asked for, with its container."""
+        known = self._chosen.get(key)
+        if known is not None:
+            return known
+        used = self._side.book.used(key)
+        if used is None or used.identity is None:
+            return None
+        process = self._identities.process(used.identity)
+        container = container_of(process, self._surroundings)
+        if not self._is_wanted(process, container):
+            return None
+        found = process, container
+        if container is not None or process.cgroup is None or not process.cgroup.container_id:
+            self._chosen[key] = found
+        return found
+
+    def _is_wanted(self, process: Process, container: Container | None) -> bool:
+        wanted = self._arguments
+        if wanted.all:
+            return True
+        if wanted.pid is not None:
+            return wanted.pid == process.pid or any(
+                one.pid == wanted.pid for one in self._identities.lineage(process)
+            )
+        placement = process.cgroup
+        identity = None if placement is None else placement.container_id
+        if identity is not None and identity.startswith(wanted.container):
+            return True
+        return container is not None and wanted.container in (container.name, container.id)
+
+    # ---------------------------------------------------------------- the end
+
+    def _close(self) -> int:
+        processes = [
+            (known[0], fact, known[1])
+            for key in self._side.book.known()
+            if (known := self._choose(key)) is not None
+            and (fact := self._side.fact(key)) is not None
+        ]
+        blind = self._blind(processes)
+        if not self._arguments.events:
+            from gpuwarden.outputs.cuda_text import summary
+
+            self._write(summary(processes, blind, width=self._width))
+        if self._arguments.learn is not None:
+            self._learn([self._side.book.used(key) for key in self._chosen])
+        if any(
+            severity_rank(one.severity) >= severity_rank("error") for one in self._findings.values()
+        ):
+            return EXIT_FINDING
+        return EXIT_BLIND if blind else EXIT_CLEAR
+
+    def _blind(
+        self, processes: Sequence[tuple[Process, CudaProcess, Container | None]]
+    ) -> tuple[str, ...]:
+        """Why less was seen than was asked for."""
+        problems = list(self._side.state.problems)
+        if self._side.child.error:
+            problems.append(f"the tracer: {self._side.child.error}")
+        if not processes and not self._arguments.all:
+            problems.append(
+                "no call of a CUDA driver library was seen from it"
+                if self._side.book.libraries
+                else "nobody maps a CUDA driver library"
+            )
+        return tuple(problems)
+
+    def _learn(self, used: Sequence[Used | None]) -> None:
+        raise NotImplementedError
+
+
+def run(
+    arguments: argparse.Namespace,
+    policy: Policy,
+    policy_path: str | None,
+    *,
+    width: int,
+    write: Write,
+) -> int:
+    """Runs the command; its exit code. Errors: GpuwardenError."""
+    return Trace(arguments, policy, policy_path, width=width, write=write).run()
