@@ -310,7 +310,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     policy, policy_path = _load_policy(arguments.policy)
     from gpuwarden.watch import trace
 
-    return trace.run(arguments, policy, policy_path, width=_width(), say=_complain)
+    return trace.run(arguments, policy, policy_path, width=_width(), colour=_colour(), write=_write)
 
 
 def _code(arguments: argparse.Namespace) -> int:

@@ -239,6 +239,11 @@ class CudaSide:
             if found >= SIBLINGS_LIMIT:
                 return
 
+    def profile_of(self, key: NamedKey) -> str:
+        """The code profile that a process was last judged with; empty for none."""
+        judged = self._judged.get(key)
+        return "" if judged is None else judged.profile
+
     def untold(self, key: StartKey) -> int:
         """Loads and contexts since this was asked last."""
         named = self._names.get(key)

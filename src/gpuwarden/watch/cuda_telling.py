@@ -13,8 +13,8 @@ from gpuwarden.cuda.messages import (
     LoadSeen,
     Message,
 )
-from gpuwarden.model import CudaLibrary, LaunchFit
-from gpuwarden.outputs import cuda_lines
+from gpuwarden.model import Container, CudaLibrary, LaunchFit, Process
+from gpuwarden.outputs import cuda_lines, cuda_text
 from gpuwarden.outputs.cuda_lines import Caller
 from gpuwarden.probes.cuda.library import LibraryKey
 from gpuwarden.probes.events import ProcessIdentity, boot_offset_ns
@@ -78,3 +78,67 @@ class CudaTelling:
             if library is not None:
                 return cuda_lines.library_line(library, "gone", node=node, at_ns=time.time_ns())
         return None
+
+    def text(self, message: Message, profile: str, *, width: int, colour: bool) -> str:
+        """The message as a line for a person; empty for one that is no event."""
+        if isinstance(message, LibrarySeen | LibraryGone):
+            return self._library_text(message, width=width, colour=colour)
+        if isinstance(message, ContextSeen):
+            call = message.call
+            caller = self.caller(call.process, profile)
+            return cuda_text.context_text(
+                call,
+                caller,
+                at_ns=call.at_ns,
+                width=width,
+                place=container_name(caller.process, caller.container),
+                colour=colour,
+            )
+        if isinstance(message, LoadSeen):
+            caller = self.caller(message.process, profile)
+            return cuda_text.load_text(
+                message.load,
+                caller,
+                at_ns=message.load.at_ns,
+                width=width,
+                place=container_name(caller.process, caller.container),
+                colour=colour,
+            )
+        if isinstance(message, LaunchesSeen):
+            window = message.window
+            used = self._book.used((window.pid, window.start_time_ticks))
+            if used is not None and used.identity is not None:
+                caller = self.caller(used.identity, profile)
+                return cuda_text.launches_text(
+                    window,
+                    caller,
+                    at_ns=window.until_ns + boot_offset_ns(),
+                    width=width,
+                    place=container_name(caller.process, caller.container),
+                    colour=colour,
+                )
+        return ""
+
+    def _library_text(self, message: LibrarySeen | LibraryGone, *, width: int, colour: bool) -> str:
+        found = isinstance(message, LibrarySeen)
+        if isinstance(message, LibrarySeen):
+            library: CudaLibrary | None = message.library
+            self._libraries[message.key] = message.library
+        else:
+            library = self._libraries.pop(message.key, None)
+        if library is None:
+            return ""
+        return cuda_text.library_text(
+            library, found=found, at_ns=time.time_ns(), width=width, colour=colour
+        )
+
+
+def container_name(process: Process, container: Container | None) -> str:
+    """Where a process runs, in a word: its pod, its container; empty for the host."""
+    if container is not None and container.pod_name:
+        return f"{container.pod_namespace}/{container.pod_name}"
+    if container is not None:
+        return f"{container.runtime}:{container.name or container.id[:12]}"
+    placement = process.cgroup
+    identity = None if placement is None else placement.container_id
+    return "" if identity is None else f"container {identity[:12]}"

@@ -14,14 +14,17 @@ from gpuwarden.cuda.options import TracerOptions
 from gpuwarden.errors import Denied, UsageError
 from gpuwarden.finding import Finding, severity_rank
 from gpuwarden.host import Host
-from gpuwarden.model import Container, CudaProcess, Process
+from gpuwarden.life import Transition
+from gpuwarden.model import Container, Process
+from gpuwarden.outputs.cuda_text import Traced, closing_table
+from gpuwarden.outputs.words import escape
 from gpuwarden.policy import Policy
 from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.watch import examiner
 from gpuwarden.watch.cuda_facts import NamedKey
 from gpuwarden.watch.cuda_side import CudaSide, key_of
-from gpuwarden.watch.cuda_telling import CudaTelling
+from gpuwarden.watch.cuda_telling import CudaTelling, container_name
 from gpuwarden.watch.device_side import listed_majors
 from gpuwarden.watch.identity import Identities, host_mounts
 from gpuwarden.watch.open_judge import Surroundings, container_of
@@ -47,9 +50,11 @@ class Trace:
         policy_path: str | None,
         *,
         width: int,
+        colour: bool,
         write: Write,
     ) -> None:
         self._arguments = arguments
+        self._colour = colour
         self._policy = policy
         self._width = width
         self._write = write
@@ -57,6 +62,7 @@ class Trace:
         self._findings: dict[str, Finding] = {}
         self._chosen: dict[NamedKey, tuple[Process, Container | None]] = {}
         node = read_machine(self._host)
+        self._node = node.hostname
         same_pids = node.host_pid_namespace is not False
         self._identities = Identities(
             self._host, boot_time_ns=node.boot_time_ns, same_pids=same_pids
@@ -160,9 +166,16 @@ class Trace:
                 self._write(self._text(finding))
 
     def _text(self, finding: Finding) -> str:
-        from gpuwarden.outputs.cuda_text import finding_text
+        if self._arguments.events:
+            return ""
+        from gpuwarden.watch.text_sink import render
 
-        return "" if self._arguments.events else finding_text(finding, width=self._width)
+        now_ns = time.time_ns()
+        values = {name: getattr(finding, name) for name in finding.__struct_fields__}
+        told = Transition(
+            **values, at_ns=now_ns, first_seen_ns=now_ns, last_seen_ns=now_ns, node=self._node
+        )
+        return render(told, width=self._width, colour=self._colour)
 
     def _tell(self, message: Message, profile: str) -> None:
         if isinstance(message, LaunchesSeen) and not self._arguments.launches:
@@ -174,8 +187,10 @@ class Trace:
             return
         if self._arguments.events:
             line = self._lines.line(message, profile)
-            if line is not None:
-                self._write(line.decode() + "\n")
+            text = "" if line is None else line.decode() + "\n"
+        else:
+            text = self._lines.text(message, profile, width=self._width, colour=self._colour)
+        self._write(text)
 
     def _choose(self, key: NamedKey) -> tuple[Process, Container | None] | None:
         """The process, if it is one of those that were asked for, with its container."""
@@ -211,17 +226,16 @@ class Trace:
     # ---------------------------------------------------------------- the end
 
     def _close(self) -> int:
-        processes = [
-            (known[0], fact, known[1])
-            for key in self._side.book.known()
-            if (known := self._choose(key)) is not None
-            and (fact := self._side.fact(key)) is not None
-        ]
-        blind = self._blind(processes)
+        traced = []
+        for key in self._side.book.known():
+            known, fact = self._choose(key), self._side.fact(key)
+            if known is not None and fact is not None:
+                place = container_name(*known)
+                traced.append(Traced(fact, known[0], place, self._side.profile_of(key)))
+        blind = self._blind(traced)
         if not self._arguments.events:
-            from gpuwarden.outputs.cuda_text import summary
-
-            self._write(summary(processes, blind, width=self._width))
+            self._write(closing_table(traced, width=self._width, colour=self._colour))
+            self._write("".join(f"not seen: {escape(one)}\n" for one in blind))
         if self._arguments.learn is not None:
             self._learn([self._side.book.used(key) for key in self._chosen])
         if any(
@@ -230,14 +244,12 @@ class Trace:
             return EXIT_FINDING
         return EXIT_BLIND if blind else EXIT_CLEAR
 
-    def _blind(
-        self, processes: Sequence[tuple[Process, CudaProcess, Container | None]]
-    ) -> tuple[str, ...]:
+    def _blind(self, traced: Sequence[Traced]) -> tuple[str, ...]:
         """Why less was seen than was asked for."""
         problems = list(self._side.state.problems)
         if self._side.child.error:
             problems.append(f"the tracer: {self._side.child.error}")
-        if not processes and not self._arguments.all:
+        if not traced and not self._arguments.all:
             problems.append(
                 "no call of a CUDA driver library was seen from it"
                 if self._side.book.libraries
@@ -255,7 +267,8 @@ def run(
     policy_path: str | None,
     *,
     width: int,
+    colour: bool,
     write: Write,
 ) -> int:
     """Runs the command; its exit code. Errors: GpuwardenError."""
-    return Trace(arguments, policy, policy_path, width=width, write=write).run()
+    return Trace(arguments, policy, policy_path, width=width, colour=colour, write=write).run()
