@@ -69,14 +69,14 @@ def judged(
     The answer is as of a look at memory: empty for what the profile knows. Of a module that is
     there twice the last counts, since baselines may have been replaced between.
     """
-    distinct = list({(one.digest, one.kind): one for one in modules}.values())
+    distinct = {(one.digest, one.kind): one for one in modules}
+    standings = {key: standing_in(one, profile) for key, one in distinct.items()}
+    asked = {key: one for key, one in distinct.items() if standings[key].standing in _TOLD}
     found = judged_together(
-        [_found(one, standing_in(one, profile)) for one in distinct], together or load_set_bar()
+        [_found(one, standings[key]) for key, one in asked.items()], together or load_set_bar()
     )
-    return [
-        (module, answer_of(one) if one.standing in _TOLD else "")
-        for module, one in zip(distinct, found, strict=True)
-    ]
+    answers = dict(zip(asked, map(answer_of, found), strict=True))
+    return [(one, answers.get(key, "")) for key, one in distinct.items()]
 
 
 def gpu_modules(
