@@ -1,0 +1,149 @@
+"""A miner inside a declared training workload, and the same workload without it, under `watch`.
+
+Containers, uprobes, GPU code and baselines are real; the driver library is the stand-in.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import cuda_modules
+from tests.support.cuda_containers import CudaContainers
+from tests.support.declared_workload import PROFILE, WORKLOAD, DeclaredWorkload
+from tests.support.packages import require_root
+from tests.support.probes import ROOT, build
+from tests.support.watching import Watching, watching
+
+pytestmark = pytest.mark.real
+
+IMAGE = "localhost/gpuwarden-test/training:1"
+JIT = ROOT / "tests/fixtures/jit/triton-sm_80.cubin"
+BOUND_SECONDS = 15.0
+"""Far above the two seconds that it takes: machines for tests are busy."""
+OF_CODE = ("module_loaded_hash_like", "module_loaded_unknown", "gpu_module_hash_like")
+
+
+@pytest.fixture(scope="module")
+def workload(
+    cuda_engine: CudaContainers, tmp_path_factory: pytest.TempPathFactory
+) -> DeclaredWorkload:
+    require_root()
+    cuda_engine.image(IMAGE)
+    folder = tmp_path_factory.mktemp("cuda")
+    return DeclaredWorkload(folder, image=IMAGE, modules=cuda_modules.training())
+
+
+@pytest.fixture
+def agent(workload: DeclaredWorkload, tmp_path: Path) -> Iterator[Watching]:
+    build()
+    arguments = ("--events", "--policy", str(workload.policy))
+    with watching(tmp_path, *arguments, program=workload.program) as agent:
+        yield agent
+
+
+@pytest.fixture
+def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the modules, for containers to read them from."""
+    folder = tmp_path_factory.mktemp("modules")
+    gemm, elementwise = cuda_modules.training()
+    for name, path in {
+        "gemm": gemm,
+        "elementwise": elementwise,
+        "miner": cuda_modules.miner(),
+        "jit": JIT,
+    }.items():
+        (folder / name).write_bytes(path.read_bytes())
+    folder.chmod(0o755)
+    yield folder
+
+
+TRAINING = (
+    "retain c 0",
+    "image g heap /code/gemm",
+    "load cuModuleLoadData m g",
+    "function f m gemm_tile",
+    "image e heap /code/elementwise",
+    "load cuModuleLoadData n e",
+    "function h n scale_and_add",
+    "sequence 20 1000 f,h*2",
+)
+MINER = (
+    "image x heap /code/miner",
+    "load cuModuleLoadData y x",
+    f"function z y {cuda_modules.MINER_KERNEL}",
+    "launch cuLaunchKernel z 50",
+)
+
+
+def loads(agent: Watching, pid: int) -> list[dict[str, Any]]:
+    return [
+        line
+        for line in agent.lines()
+        if line["schema"] == "gpuwarden.cuda-event"
+        and line["kind"] == "module_load"
+        and line["process"]["pid"] == pid
+    ]
+
+
+def wait_for_loads(agent: Watching, pid: int, count: int) -> None:
+    agent.wait(lambda: len(loads(agent, pid)) >= count, f"{count} loads of {pid}", BOUND_SECONDS)
+
+
+def test_a_miner_in_a_training_process_is_one_critical_finding(
+    agent: Watching,
+    workload: DeclaredWorkload,
+    cuda_engine: CudaContainers,
+    code: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    options = ("--volume", f"{code}:/code:ro")
+    with cuda_engine.running(*TRAINING, options=options, image=IMAGE) as program:
+        wait_for_loads(agent, program.pid, 2)
+        assert agent.findings(pid=program.pid) == []
+        begun = time.time()
+        program.do(*MINER)
+        agent.wait(
+            lambda: agent.findings("module_loaded_hash_like", program.pid), "the finding",
+            BOUND_SECONDS,
+        )  # fmt: skip
+        [finding] = agent.findings(pid=program.pid)
+        seconds = finding["at_ns"] / 1e9 - begun
+        record_property("seconds until the finding", round(seconds, 3))
+        print(f"module_loaded_hash_like: {seconds:.3f} s after the script was given")
+        assert finding["severity"] == "critical"
+        said = json.dumps(finding)
+        [miner] = [
+            module
+            for load in loads(agent, program.pid)
+            for module in load["modules"]
+            if cuda_modules.MINER_KERNEL in module["kernels"]
+        ]
+        assert miner["standing"] == "unknown"
+        for expected in (miner["digest"], cuda_modules.MINER_KERNEL, WORKLOAD, IMAGE, PROFILE):
+            assert expected in said, expected
+        assert program.identity[:12] in said
+        # It stays one while it is looked at again, by the judgement of the whole node as well.
+        time.sleep(4.0)
+        assert {one["id"] for one in agent.findings(pid=program.pid)} == {finding["id"]}
+
+
+def test_the_same_workload_without_a_miner_is_none(
+    agent: Watching, cuda_engine: CudaContainers, code: Path
+) -> None:
+    options = ("--volume", f"{code}:/code:ro")
+    with cuda_engine.running(*TRAINING, options=options, image=IMAGE) as program:
+        program.do("image t heap /code/jit", "load cuModuleLoadData u t")
+        program.do("sequence 20 1000 f,h*2")
+        wait_for_loads(agent, program.pid, 3)
+        known = {
+            module["standing"] for load in loads(agent, program.pid) for module in load["modules"]
+        }
+        assert known == {"known", "jit"}
+        time.sleep(4.0)
+        assert agent.findings(pid=program.pid) == []

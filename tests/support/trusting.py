@@ -1,0 +1,20 @@
+"""The real gpuwarden, with the signatures of a directory of the test's own.
+
+python -m tests.support.trusting DIRECTORY watch …
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpuwarden import cli
+from gpuwarden.codescan import known_code
+
+
+def main(directory: str, *argv: str) -> int:
+    known_code.KEY_DIRECTORY = directory
+    return cli.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
