@@ -186,6 +186,7 @@ def _module(module: LoadedModule, profile: str) -> Document:
         "kernel_count": module.kernel_count,
         "standing": None if standing is None else standing.standing,
         "known_as": "" if standing is None else standing.known_as[:TEXT_LIMIT],
+        "not_compared": None if standing is None else standing.not_compared[:TEXT_LIMIT],
         "answer": module.answer[:TEXT_LIMIT],
         "score": module.score,
         "reasons": _texts(module.reasons),

@@ -1,0 +1,253 @@
+"""What `trace` prints: one line an event whatever names hold, and what it all was at the end."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.finding import Evidence, Finding, Subject
+from gpuwarden.model import (
+    CudaContext,
+    CudaLibrary,
+    CudaProcess,
+    GpuModule,
+    KernelUse,
+    LaunchFit,
+    LaunchWindow,
+    LoadedModule,
+    ModuleLoad,
+    Process,
+    ProfileStanding,
+)
+from gpuwarden.outputs.cuda_event_text import (
+    context_text,
+    launches_text,
+    library_text,
+    load_text,
+)
+from gpuwarden.outputs.cuda_lines import Caller
+from gpuwarden.outputs.cuda_text import Traced, finding_text, summary
+from gpuwarden.outputs.sheet import cells
+from gpuwarden.outputs.words import UNSEEN
+from gpuwarden.probes.cuda.records import ContextCall
+from gpuwarden.watch.identity import of_kernel
+from tests.conftest import Golden
+from tests.support.open_watching import BOOT_TIME_NS, container
+from tests.support.opening import contained, identity
+
+AT_NS = 1_767_225_600_123_000_000
+DIGEST = "3abf9d47547fcfcc" * 4
+WIDTHS = (80, 140)
+
+
+def caller(profile: str = "torch", **fields: Any) -> Caller:
+    process = of_kernel(contained(**fields), BOOT_TIME_NS)
+    return Caller(process, None, container(), "known", profile)
+
+
+def module(standing: Any = "unknown", answer: str = "hash-like", **fields: Any) -> LoadedModule:
+    values: dict[str, Any] = {
+        "digest": DIGEST,
+        "kind": "cubin",
+        "arch": "sm_90",
+        "kernels": ("sha256d_search",),
+        "kernel_count": 1,
+        "standings": (ProfileStanding(profile="torch", standing=standing),),
+        "answer": answer,
+        **fields,
+    }
+    return LoadedModule(**values)
+
+
+def load(*modules: LoadedModule, **fields: Any) -> ModuleLoad:
+    values: dict[str, Any] = {
+        "pid": 200,
+        "start_time_ticks": 900,
+        "number": 7,
+        "at_ns": AT_NS,
+        "thread_id": 201,
+        "function": "cuModuleLoadData",
+        "image_bytes": 14_336,
+        "captured_bytes": 14_336,
+        "modules": modules,
+        **fields,
+    }
+    return ModuleLoad(**values)
+
+
+def call(**fields: Any) -> ContextCall:
+    values: dict[str, Any] = {
+        "at_ns": AT_NS,
+        "process": identity(200),
+        "thread_id": 200,
+        "function": "cuDevicePrimaryCtxRetain",
+        "call": "retained",
+        "handle": 0x5500_0000_0010,
+        "device": 0,
+        **fields,
+    }
+    return ContextCall(**values)
+
+
+LIBRARY = CudaLibrary(
+    device="8:1",
+    inode=4711,
+    path="/usr/lib/x86_64-linux-gnu/libcuda.so.550.54",
+    probed=("cuModuleLoadData", "cuLaunchKernel"),
+    at_start=("cuLaunchKernel",),
+    problems=("2 export table slots were not resolved",),
+)
+WINDOW = LaunchWindow(
+    pid=200,
+    start_time_ticks=900,
+    from_ns=0,
+    until_ns=1_000_000_000,
+    kernels=(
+        KernelUse(name="elementwise", digest="aa", launches=400),
+        KernelUse(name="gemm", digest="aa", launches=800),
+        KernelUse(name="", launches=4),
+    ),
+    graph_launches=2,
+)
+FIT = LaunchFit(
+    pid=200,
+    start_time_ticks=900,
+    profile="torch",
+    launches=1204,
+    explained_share=0.6,
+    words=("33% of the launches are of kernels that the profile does not have: sha256d_search",),
+)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_events_read_as_they_were_read_last(width: int, golden: Golden) -> None:
+    at: dict[str, Any] = {"at_ns": AT_NS, "width": width}
+    parts = (module("known", answer=""), module())
+    lines = [
+        library_text(LIBRARY, found=True, **at),
+        context_text(call(), caller(), **at),
+        context_text(call(call="created", function="cuCtxCreate_v2", result=2), caller(), **at),
+        load_text(load(module("known", answer="")), caller(), **at),
+        load_text(load(*parts), caller(), **at),
+        load_text(load(module(answer="not hash-like")), caller(), **at),
+        load_text(load(module("jit", answer="not enough code")), caller(), **at),
+        load_text(load(module(standings=())), caller(), **at),
+        load_text(load(missed="the ring was full", image_bytes=70 << 20), caller(), **at),
+        load_text(load(problems=("no GPU code in it",), path="/opt/x.fatbin"), caller(), **at),
+        launches_text(WINDOW, caller(), **at),
+        launches_text(WINDOW, caller(), FIT, **at),
+        library_text(LIBRARY, found=False, **at),
+    ]
+    assert all(line.count("\n") == 1 and cells(line[:-1]) <= width for line in lines)
+    golden.check(f"cuda-events-{width}.txt", "".join(lines))
+
+
+def traced(**fields: Any) -> Traced:
+    cuda: dict[str, Any] = {
+        "pid": 200,
+        "start_time_ticks": 900,
+        "libraries": (LIBRARY,),
+        "contexts": (
+            CudaContext(pid=200, start_time_ticks=900, kind="primary", handle=16, device=0,
+                        made_ns=AT_NS),
+            CudaContext(pid=200, start_time_ticks=900, kind="created", handle=32, made_ns=AT_NS,
+                        ended_ns=AT_NS + 5),
+        ),
+        "loads": 14,
+        "known_loads": 120,
+        "missed_loads": 1,
+        "missed": ("the ring was full",),
+        "kernels": WINDOW.kernels,
+        "launches": 1204,
+        "graph_launches": 2,
+        "fit": FIT,
+        "limits": ("kernels inside CUDA graphs: a graph is launched as one",),
+        **fields,
+    }  # fmt: skip
+    found = GpuModule(
+        pid=200, start_time_ticks=900, digest=DIGEST, kind="cubin", arch="sm_90",
+        kernels=("sha256d_search",), answer="hash-like", loaded_at_ns=AT_NS,
+    )  # fmt: skip
+    who = caller()
+    return Traced(who.process, CudaProcess(**cuda), who.container, "torch", (found,))
+
+
+FINDING = Finding(
+    id="0123456789abcdef",
+    rule="module_loaded_hash_like",
+    severity="critical",
+    title="Unknown code that computes like a hash function was loaded onto the GPU",
+    explanation="",
+    subject=Subject(kind="process", pid=200),
+    evidence=tuple(Evidence(source="x", text=f"fact {n}") for n in range(12)),
+    advice=("First.", "Second.", "Third.", "Fourth."),
+)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_end_reads_as_it_was_read_last(width: int, golden: Golden) -> None:
+    bare = Traced(
+        Process(pid=300, start_time_ticks=1, comm="solve"),
+        CudaProcess(pid=300, start_time_ticks=1, before=True),
+    )
+    text = finding_text(FINDING, width=width)
+    text += summary((bare, traced()), ("the tracer: it ended",), width=width)
+    text += summary((), (), width=width)
+    assert all(cells(line) <= width for line in text.splitlines())
+    golden.check(f"cuda-summary-{width}.txt", text)
+
+
+def test_colour_marks_what_speaks_against_a_process_and_nothing_else() -> None:
+    at: dict[str, Any] = {"at_ns": AT_NS, "width": 80, "colour": True}
+    assert "\x1b[1;31m" in load_text(load(module()), caller(), **at)
+    assert "\x1b" not in load_text(load(module("known")), caller(), **at)
+    assert "\x1b[31m" in launches_text(WINDOW, caller(), FIT, **at)
+    assert "\x1b" not in launches_text(WINDOW, caller(), **at)
+    assert "\x1b[1;31m" in summary((traced(),), (), width=80, colour=True)
+
+
+def test_a_hash_like_module_of_many_is_the_one_that_is_named() -> None:
+    many = [module("known", answer="", digest=f"{n:064x}", kernels=()) for n in range(50)]
+    text = load_text(load(*many, module(), *many), caller(), at_ns=AT_NS, width=140)
+    assert "HASH-LIKE: sha256d_search, cubin sm_90 3abf9d47547fcfcc; 100 more in it" in text
+
+
+def test_known_code_that_hashes_is_known() -> None:
+    text = load_text(load(module("known")), caller(), at_ns=AT_NS, width=140)
+    assert "HASH-LIKE" not in text
+
+
+HOSTILE = st.text(
+    st.characters(codec="utf-8") | st.sampled_from("\n\r\t\x1b\x9b\u202e\u200b\x00"), max_size=80
+)
+
+
+@given(HOSTILE, HOSTILE, HOSTILE, st.integers(-(1 << 63), 1 << 63), st.integers(0, 300))
+def test_whatever_names_hold_a_line_is_one_and_nothing_acts_on_the_terminal(
+    comm: str, name: str, path: str, at_ns: int, width: int
+) -> None:
+    at: dict[str, Any] = {"at_ns": at_ns, "width": width}
+    who = caller(comm=comm)
+    uses = (KernelUse(name=name, launches=1),)
+    window = LaunchWindow(
+        pid=1, start_time_ticks=1, from_ns=at_ns, until_ns=0, kernels=uses, graph_launches=1
+    )
+    library = CudaLibrary(device="0:1", inode=1, path=path, problems=(name,))
+    lines = [
+        context_text(call(function=name), who, **at),
+        load_text(load(module(kernels=(name,)), path=path), who, **at),
+        load_text(load(missed=name), who, **at),
+        launches_text(window, who, **at),
+        library_text(library, found=True, **at),
+    ]
+    for line in lines:
+        assert line.endswith("\n")
+        assert not UNSEEN.intersection(map(unicodedata.category, line[:-1]))
+        assert cells(line[:-1]) <= max(width, 60)
+    one = traced(libraries=(library,), limits=(name,), kernels=uses, missed=(name,))
+    text = summary((one._replace(profile=name),), (path,), width=width)
+    assert not UNSEEN.intersection(map(unicodedata.category, text.replace("\n", "")))
