@@ -10,6 +10,7 @@ import gpuwarden
 from gpuwarden.finding import Advisory
 from gpuwarden.rules.registry import CUDA_RULES, OPEN_RULES, RULES, TIME_RULES
 from gpuwarden.sinks.own_trouble import OWN_ADVISORIES
+from gpuwarden.watch.cuda_sight import CUDA_SIGHT_ADVISORIES
 from gpuwarden.watch.denial_findings import DENYING_ADVISORIES
 from gpuwarden.watch.falco_unmatched import FALCO_ADVISORIES
 from gpuwarden.watch.own_sight import SIGHT_ADVISORIES
@@ -31,7 +32,13 @@ GROUPS: tuple[tuple[str, tuple[Advisory, ...]], ...] = (
     ("Of use over minutes and hours: `watch`", tuple(rule.advisory for rule in TIME_RULES)),
     (
         "Of gpuwarden itself: what it could not see, tell, keep or deny",
-        (*SIGHT_ADVISORIES, *OWN_ADVISORIES, *FALCO_ADVISORIES, *DENYING_ADVISORIES),
+        (
+            *SIGHT_ADVISORIES,
+            *CUDA_SIGHT_ADVISORIES,
+            *OWN_ADVISORIES,
+            *FALCO_ADVISORIES,
+            *DENYING_ADVISORIES,
+        ),
     ),
 )
 
