@@ -36,6 +36,7 @@ from gpuwarden.errors import Unavailable
 
 ANSWER_SECONDS = 3.0
 """After which the file that the child is on is given up, and the child ended."""
+END_SECONDS = 0.5
 ROOM = 16
 """Requests on their way."""
 MESSAGE_LIMIT_BYTES = 1 << 18
@@ -80,7 +81,9 @@ class FileChild:
 
     def close(self) -> None:
         self._end()
-        self._reap()
+        until = time.monotonic() + END_SECONDS
+        while self._reap() and time.monotonic() < until:
+            time.sleep(0.002)
 
     @property
     def pids(self) -> set[int]:
@@ -181,7 +184,8 @@ class FileChild:
             self._ended.append(self._pid)
             self._pid = 0
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Whether there are some that are not gone yet."""
         for pid in list(self._ended):
             try:
                 gone = os.waitpid(pid, os.WNOHANG)[0]
@@ -189,6 +193,7 @@ class FileChild:
                 gone = pid
             if gone:
                 self._ended.remove(pid)
+        return bool(self._ended)
 
 
 def _serve(end: socket.socket, machine: str, parent: int) -> NoReturn:

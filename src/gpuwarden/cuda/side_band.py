@@ -14,8 +14,9 @@ import select
 import struct
 import threading
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from gpuwarden.cuda.mapped_files import MapsKey
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 
 # struct perf_event_attr: type u32, size u32, config u64, sample_period u64, sample_type u64,
@@ -33,7 +34,7 @@ _TAIL = struct.Struct("=Q")
 # struct perf_event_header: type u32, misc u16, size u16.
 _HEADER = struct.Struct("=IHH")
 # PERF_RECORD_MMAP2: pid, tid, addr, len, pgoff, maj, min, ino, ino_generation, prot, flags, name.
-_MAPPED = struct.Struct("=I4xQQQIIQQ8x")
+_MAPPED = struct.Struct("=I4xQQ8xIIQQ8x")
 # PERF_RECORD_FORK, PERF_RECORD_EXIT: pid, ppid, tid, ptid.
 _TASK_RECORD = struct.Struct("=IIII")
 _RECORD_LOST, _RECORD_EXIT, _RECORD_FORK, _RECORD_MMAP2 = 2, 4, 7, 10
@@ -52,14 +53,12 @@ class Mapped(NamedTuple):
     """A process mapped a part of a file executable."""
 
     pid: int
-    start: int
-    size: int
-    device: tuple[int, int]
-    inode: int
+    key: MapsKey
     generation: int
     """Of the inode: another one when its number is given to another file."""
-    offset: int
-    name: str
+    start: int
+    end: int
+    name: bytes
     """As the kernel calls the file, for people."""
 
 
@@ -103,7 +102,7 @@ class SideBand:
             self._opened.close()
             raise Unavailable("no CPU of this machine could be listened to")
 
-    def __enter__(self) -> SideBand:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,18 +178,9 @@ def parse_records(data: bytes, heard: Heard) -> bool:
 
 def _mapped(data: bytes, at: int, size: int) -> Mapped:
     body = at + _HEADER.size
-    pid, start, length, offset, major, minor, inode, generation = _MAPPED.unpack_from(data, body)
+    pid, start, length, major, minor, inode, generation = _MAPPED.unpack_from(data, body)
     name = data[body + _MAPPED.size : at + size].split(b"\0", 1)[0]
-    return Mapped(
-        pid,
-        start,
-        length,
-        (major, minor),
-        inode,
-        generation,
-        offset,
-        name.decode("utf-8", "backslashreplace"),
-    )
+    return Mapped(pid, (major, minor, inode), generation, start, start + length, name)
 
 
 def online_cpus() -> list[int]:
