@@ -1,10 +1,13 @@
-"""Compares `gpuwarden scan` with nvidia-smi on a machine that has an NVIDIA GPU.
+"""Compares gpuwarden with nvidia-smi, and with what CUDA programs did, on a machine with a GPU.
 
     python bench/gpu_check.py [--nvml-library PATH]
+    python bench/gpu_check.py --stub
 
-Prints a line for each check and an overall result, in under two minutes. It starts a small CUDA
-process of its own if it can, so that there is one to see. Exit codes: 0 all agree, 1 something
-differs, 2 there is no GPU to compare on.
+First `gpuwarden scan` and nvidia-smi, beside a small CUDA process if one can be made; then, as
+root, `gpuwarden trace` and programs that make contexts, load code and launch it
+(bench/cuda_check.py). ``--stub`` does the second part alone, with the stand-in driver library of
+the tests. Prints a line for each check and overall results, in under five minutes. Exit codes: 0
+all agree, 1 something differs, 2 there is no GPU to compare on.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HOLD = "--hold"
+HOLD, STUB = "--hold", "--stub"
 HOLD_BYTES = 512 << 20
 HOLD_LIMIT_SECONDS = 120
 COMMAND_SECONDS = 40
@@ -277,12 +280,23 @@ def _compare_utilisation(
             result.near(f"pid {pid} SM %", ours[pid], [percent], PERCENT_TOLERANCE)
 
 
+def calls(*, stub: bool) -> int:
+    """What was seen of CUDA programs; the exit code of bench/cuda_check.py."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from bench import cuda_check
+
+    print("\nCUDA calls")
+    return cuda_check.check(stub=stub)
+
+
 def main() -> int:
     if HOLD in sys.argv:
         return hold()
+    if STUB in sys.argv:
+        return calls(stub=True)
     if shutil.which("nvidia-smi") is None:
         print("no GPU to compare on: nvidia-smi is not installed here")
-        return 2
+        return calls(stub=False)
     if "GPU 0" not in run("nvidia-smi", "-L"):
         print("no GPU to compare on: `nvidia-smi -L` lists none")
         return 2
@@ -307,7 +321,7 @@ def main() -> int:
         if run_["name"] == "nvml":
             print(f"note    nvml: {run_['state']}, {run_.get('seconds', 0):.3f} s")
     print(f"\n{result.checks - result.differ} of {result.checks} checks agree")
-    return 1 if result.differ else 0
+    return 1 if result.differ or calls(stub=False) == 1 else 0
 
 
 if __name__ == "__main__":
