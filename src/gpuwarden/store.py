@@ -1,18 +1,20 @@
-"""The agent's memory: findings with their spool, and samples; one directory, two SQLite files.
+"""The agent's memory: findings with their spool, samples, GPU modules; an SQLite file each.
 
-Two files, since they differ in worth: findings are synced before anything is told, and must not
-suffer from the bulk, the damage or the limits of samples.
+They differ in worth: findings are synced before anything is told, and must not suffer from the
+bulk, the damage or the limits of the others.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from types import TracebackType
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.model import Gap
 from gpuwarden.store_database import IN_MEMORY, hold_directory
 from gpuwarden.store_findings import Ledger
+from gpuwarden.store_modules import ModuleLimits, ModuleStore, Sighting
 from gpuwarden.store_samples import Point, Sample, SampleLimits, SampleStore, Series
 from gpuwarden.store_spool import FindingState, LedgerLimits, News, SinkCursor
 
@@ -20,18 +22,22 @@ __all__ = [
     "FindingState",
     "Ledger",
     "LedgerLimits",
+    "ModuleLimits",
+    "ModuleStore",
     "News",
     "Point",
     "Sample",
     "SampleLimits",
     "SampleStore",
     "Series",
+    "Sighting",
     "SinkCursor",
     "Store",
 ]
 
 FINDINGS_FILE = "findings.sqlite"
 SAMPLES_FILE = "samples.sqlite"
+MODULES_FILE = "modules.sqlite"
 VOLATILE_BYTES = 16 << 20
 
 
@@ -45,24 +51,26 @@ class Store:
         read_only: bool = False,
         ledger_limits: LedgerLimits | None = None,
         sample_limits: SampleLimits | None = None,
+        module_limits: ModuleLimits | None = None,
     ) -> None:
         """Errors: Unavailable (another agent has it, a newer version wrote it), Denied."""
         self.directory = directory
         self._held = None if read_only else hold_directory(directory)
-        try:
-            self.findings = Ledger(
-                os.path.join(directory, FINDINGS_FILE), ledger_limits, read_only=read_only
-            )
-            try:
-                self.samples = SampleStore(
-                    os.path.join(directory, SAMPLES_FILE), sample_limits, read_only=read_only
-                )
-            except GpuwardenError:
-                self.findings.close()
-                raise
-        except GpuwardenError:
-            self._release()
-            raise
+        findings, samples, modules = (
+            os.path.join(directory, name) for name in (FINDINGS_FILE, SAMPLES_FILE, MODULES_FILE)
+        )
+        with ExitStack() as opened:
+            opened.callback(self._release)
+            self.findings = Ledger(findings, ledger_limits, read_only=read_only)
+            opened.callback(self.findings.close)
+            self.samples = SampleStore(samples, sample_limits, read_only=read_only)
+            opened.callback(self.samples.close)
+            if read_only and not os.path.exists(modules):
+                # An agent before this one did not keep it.
+                self.modules = ModuleStore(IN_MEMORY)
+            else:
+                self.modules = ModuleStore(modules, module_limits, read_only=read_only)
+            opened.pop_all()
 
     @classmethod
     def volatile(cls, directory: str, error: GpuwardenError) -> Store:
@@ -77,6 +85,7 @@ class Store:
         limits = LedgerLimits(spool_bytes=VOLATILE_BYTES, resolved_rows=0)
         store.findings = Ledger(IN_MEMORY, limits)
         store.samples = SampleStore(IN_MEMORY, SampleLimits(size_bytes=VOLATILE_BYTES))
+        store.modules = ModuleStore(IN_MEMORY, ModuleLimits(size_bytes=VOLATILE_BYTES))
         store.findings.set_aside = Gap(
             sensor="store",
             what=directory,
@@ -90,14 +99,14 @@ class Store:
         """What is wrong with the memory now, and what was set aside when it was opened."""
         return [
             gap
-            for part in (self.findings, self.samples)
+            for part in (self.findings, self.samples, self.modules)
             for gap in (part.set_aside, part.trouble)
             if gap is not None
         ]
 
     def trim(self, now_ns: int) -> int:
         """One bounded step towards the limits; the number of rows removed."""
-        return self.findings.trim(now_ns) + self.samples.trim(now_ns)
+        return self.findings.trim(now_ns) + self.samples.trim(now_ns) + self.modules.trim()
 
     def series(
         self, *, pid: int | None = None, gpu_id: str | None = None, since_ns: int = 0
@@ -113,6 +122,7 @@ class Store:
     def close(self) -> None:
         self.findings.close()
         self.samples.close()
+        self.modules.close()
         self._release()
 
     def __enter__(self) -> Store:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Iterable
 
 import msgspec
 
-from gpuwarden.errors import GpuwardenError
-from gpuwarden.model import Fact, Gap
-from gpuwarden.store_database import (
-    CORRUPT,
-    NOTADB,
-    bytes_used,
-    open_database,
-    open_read_only,
-    primary_code,
-    set_aside,
-    transaction,
-    trouble,
-)
+from gpuwarden.model import Fact
+from gpuwarden.store_database import transaction
+from gpuwarden.store_lossy import LossyDatabase
 
 MIGRATIONS = (
     """
@@ -104,38 +93,16 @@ def _listed(texts: Iterable[str]) -> str:
     return "\n".join(text.replace("\n", " ")[:TEXT] for text in list(texts)[:LISTED])
 
 
-class SampleStore:
-    """``samples.sqlite``: may be used from several threads.
-
-    Samples are worth less than findings: they are not synced one by one, a full disk loses them
-    (counted in ``lost``), and a file that turns out damaged is set aside at once.
-    """
+class SampleStore(LossyDatabase):
+    """``samples.sqlite``: samples are worth less than findings."""
 
     def __init__(
         self, path: str, limits: SampleLimits | None = None, *, read_only: bool = False
     ) -> None:
         """Errors: Unavailable, Denied."""
-        self.path = path
         self.limits = limits or SampleLimits()
-        self.trouble: Gap | None = None
-        self.set_aside: Gap | None = None
-        self.lost = 0
-        self._lock = threading.RLock()
         self._known: dict[tuple[str, int, int, str], _Known] = {}
-        if read_only:
-            self._connection = open_read_only(path)
-        else:
-            self._open()
-
-    def _open(self) -> None:
-        self._connection, aside = open_database(
-            self.path, MIGRATIONS, synchronous="NORMAL", thorough=False
-        )
-        self.set_aside = aside or self.set_aside
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        super().__init__(path, MIGRATIONS, read_only=read_only)
 
     def record(self, samples: Iterable[Sample]) -> int:
         """Writes one round; the number of rows that it took.
@@ -144,33 +111,15 @@ class SampleStore:
         """
         batch = list(samples)
         with self._lock:
-            try:
-                with transaction(self._connection) as connection:
-                    written = sum(self._write(connection, sample) for sample in batch)
-            except sqlite3.Error as error:
+            written = self._written(
+                len(batch),
+                lambda connection: sum(self._write(connection, sample) for sample in batch),
+                "samples are lost meanwhile",
+            )
+            if written is None:
                 self._known.clear()
-                self.lost += len(batch)
-                self.trouble = trouble(self.path, error, "samples are lost meanwhile")
-                self._recover(error)
                 return 0
-            self.trouble = None
             return written
-
-    def _recover(self, error: sqlite3.Error) -> None:
-        try:
-            if primary_code(error) in (CORRUPT, NOTADB):
-                self._connection.close()
-                aside = set_aside(self.path)
-                self._open()
-                self.set_aside = Gap(
-                    sensor="store",
-                    what=self.path,
-                    reason=f"it was damaged; it was set aside as {aside}, a new one was begun",
-                )
-            else:
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except (sqlite3.Error, OSError, GpuwardenError):
-            pass  # the trouble that led here is already told
 
     def _write(self, connection: sqlite3.Connection, sample: Sample) -> bool:
         key = (
@@ -222,13 +171,7 @@ class SampleStore:
 
         Call it once a round: it then keeps up with any rate below ``STEP`` samples a round.
         """
-        with self._lock:
-            try:
-                return self._trim(now_ns)
-            except sqlite3.Error as error:
-                self.trouble = trouble(self.path, error, "old samples are not removed")
-                self._recover(error)
-                return 0
+        return self._trimmed(lambda: self._trim(now_ns), "old samples are not removed")
 
     def _trim(self, now_ns: int) -> int:
         limit = now_ns - self.limits.age_ns
@@ -259,11 +202,6 @@ class SampleStore:
             self._known.clear()
         self._connection.execute("PRAGMA incremental_vacuum(256)").fetchall()
         return int(removed)
-
-    def bytes_used(self) -> int:
-        """Bytes in use in the database file, without its free pages and its log."""
-        with self._lock:
-            return bytes_used(self._connection)
 
     def series(
         self,
