@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.finding import Evidence, Finding, Subject
 from gpuwarden.model import (
     CudaContext,
     CudaLibrary,
@@ -25,7 +24,7 @@ from gpuwarden.outputs.cuda_event_text import (
     library_text,
     load_text,
 )
-from gpuwarden.outputs.cuda_text import Traced, finding_text, summary
+from gpuwarden.outputs.cuda_text import Traced, closing_table
 from gpuwarden.outputs.sheet import cells
 from gpuwarden.outputs.words import UNSEEN
 from tests.conftest import Golden
@@ -47,20 +46,21 @@ WIDTHS = (80, 140)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_events_read_as_they_were_read_last(width: int, golden: Golden) -> None:
     at: dict[str, Any] = {"at_ns": AT_NS, "width": width}
+    on: dict[str, Any] = {**at, "place": "docker:c1"}
     parts = (module("known", answer=""), module())
     lines = [
         library_text(LIBRARY, found=True, **at),
-        context_text(call(), caller(), **at),
-        context_text(call(call="created", function="cuCtxCreate_v2", result=2), caller(), **at),
-        load_text(load(module("known", answer="")), caller(), **at),
-        load_text(load(*parts), caller(), **at),
-        load_text(load(module(answer="not hash-like")), caller(), **at),
-        load_text(load(module("jit", answer="not enough code")), caller(), **at),
-        load_text(load(module(standings=())), caller(), **at),
-        load_text(load(missed="the ring was full", image_bytes=70 << 20), caller(), **at),
-        load_text(load(problems=("no GPU code in it",), path="/opt/x.fatbin"), caller(), **at),
-        launches_text(WINDOW, caller(), **at),
-        launches_text(WINDOW, caller(), FIT, **at),
+        context_text(call(), caller(), **on),
+        context_text(call(call="created", function="cuCtxCreate_v2", result=2), caller(), **on),
+        load_text(load(module("known", answer="")), caller(), **on),
+        load_text(load(*parts), caller(), **on),
+        load_text(load(module(answer="not hash-like")), caller(), **on),
+        load_text(load(module("jit", answer="not enough code")), caller(), **on),
+        load_text(load(module(standings=())), caller(), **on),
+        load_text(load(missed="the ring was full", image_bytes=70 << 20), caller(), **on),
+        load_text(load(problems=("no GPU code in it",), path="/opt/x.fatbin"), caller(), **on),
+        launches_text(WINDOW, caller(), **on),
+        launches_text(WINDOW, caller(), FIT, **on),
         library_text(LIBRARY, found=False, **at),
     ]
     assert all(line.count("\n") == 1 and cells(line[:-1]) <= width for line in lines)
@@ -93,31 +93,18 @@ def traced(**fields: Any) -> Traced:
         pid=200, start_time_ticks=900, digest=DIGEST, kind="cubin", arch="sm_90",
         kernels=("sha256d_search",), answer="hash-like", loaded_at_ns=AT_NS,
     )  # fmt: skip
-    who = caller()
-    return Traced(who.process, CudaProcess(**cuda), who.container, "torch", (found,))
-
-
-FINDING = Finding(
-    id="0123456789abcdef",
-    rule="module_loaded_hash_like",
-    severity="critical",
-    title="Unknown code that computes like a hash function was loaded onto the GPU",
-    explanation="",
-    subject=Subject(kind="process", pid=200),
-    evidence=tuple(Evidence(source="x", text=f"fact {n}") for n in range(12)),
-    advice=("First.", "Second.", "Third.", "Fourth."),
-)
+    return Traced(CudaProcess(**cuda), caller().process, "docker:c1", "torch", (found,))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_end_reads_as_it_was_read_last(width: int, golden: Golden) -> None:
     bare = Traced(
-        Process(pid=300, start_time_ticks=1, comm="solve"),
         CudaProcess(pid=300, start_time_ticks=1, before=True),
+        Process(pid=300, start_time_ticks=1, comm="solve"),
     )
-    text = finding_text(FINDING, width=width)
-    text += summary((bare, traced()), ("the tracer: it ended",), width=width)
-    text += summary((), (), width=width)
+    gone = Traced(CudaProcess(pid=301, start_time_ticks=1))
+    text = closing_table((gone, bare, traced()), width=width, colour=False)
+    text += closing_table((), width=width, colour=False)
     assert all(cells(line) <= width for line in text.splitlines())
     golden.check(f"cuda-summary-{width}.txt", text)
 
@@ -128,7 +115,7 @@ def test_colour_marks_what_speaks_against_a_process_and_nothing_else() -> None:
     assert "\x1b" not in load_text(load(module("known")), caller(), **at)
     assert "\x1b[31m" in launches_text(WINDOW, caller(), FIT, **at)
     assert "\x1b" not in launches_text(WINDOW, caller(), **at)
-    assert "\x1b[1;31m" in summary((traced(),), (), width=80, colour=True)
+    assert "\x1b[1;31m" in closing_table((traced(),), width=80, colour=True)
 
 
 def test_a_hash_like_module_of_many_is_the_one_that_is_named() -> None:
@@ -170,5 +157,6 @@ def test_whatever_names_hold_a_line_is_one_and_nothing_acts_on_the_terminal(
         assert not UNSEEN.intersection(map(unicodedata.category, line[:-1]))
         assert cells(line[:-1]) <= max(width, 60)
     one = traced(libraries=(library,), limits=(name,), kernels=uses, missed=(name,))
-    text = summary((one._replace(profile=name),), (path,), width=width)
+    one = one._replace(profile=name, place=path)
+    text = closing_table((one,), width=width, colour=False)
     assert not UNSEEN.intersection(map(unicodedata.category, text.replace("\n", "")))

@@ -19,7 +19,6 @@ from gpuwarden.model import (
     ModuleStanding,
 )
 from gpuwarden.outputs.cuda_lines import Caller, standing_in
-from gpuwarden.outputs.line_parts import place_words
 from gpuwarden.outputs.sheet import Sheet, cells, cut, pad
 from gpuwarden.outputs.words import escape
 from gpuwarden.probes.cuda.records import ContextCall
@@ -57,17 +56,29 @@ _STANDINGS: dict[ModuleStanding, str] = {
 
 
 def context_text(
-    call: ContextCall, caller: Caller, *, at_ns: int, width: int, colour: bool = False
+    call: ContextCall,
+    caller: Caller,
+    *,
+    at_ns: int,
+    width: int,
+    place: str = "",
+    colour: bool = False,
 ) -> str:
     """A context that was made or ended, in one line."""
     device = "" if call.device is None else f" on device {call.device}"
     failed = f", failed with CUresult {call.result}" if call.result else ""
     text = f"{_CALLS[call.call]}{device}{failed}, {call.handle:#x}; {call.function}"
-    return _line(at_ns, "context", caller, text, width=width, colour=colour)
+    return _line(at_ns, "context", caller, text, place=place, width=width, colour=colour)
 
 
 def load_text(
-    load: ModuleLoad, caller: Caller, *, at_ns: int, width: int, colour: bool = False
+    load: ModuleLoad,
+    caller: Caller,
+    *,
+    at_ns: int,
+    width: int,
+    place: str = "",
+    colour: bool = False,
 ) -> str:
     """A load in one line: what speaks against it first, then what it is."""
     style, said = _said(load, caller.profile)
@@ -76,7 +87,7 @@ def load_text(
     failed = f", failed with CUresult {load.result}" if load.result else ""
     stopped = ", stopped to read it" if load.stopped else ""
     text = f"{said}; {load.function}{source}{size}{stopped}{failed}"
-    return _line(at_ns, "load", caller, text, width=width, colour=colour, style=style)
+    return _line(at_ns, "load", caller, text, place=place, width=width, colour=colour, style=style)
 
 
 def library_text(
@@ -100,6 +111,7 @@ def launches_text(
     *,
     at_ns: int,
     width: int,
+    place: str = "",
     colour: bool = False,
 ) -> str:
     """The launches of a window in one line, the most launched kernels named."""
@@ -113,7 +125,9 @@ def launches_text(
     style = ""
     if fit is not None and fit.words:
         text, style = f"DOES NOT FIT: {fit.words[0]}; {text}", "red"
-    return _line(at_ns, "launches", caller, text, width=width, colour=colour, style=style)
+    return _line(
+        at_ns, "launches", caller, text, place=place, width=width, colour=colour, style=style
+    )
 
 
 def _line(
@@ -123,6 +137,7 @@ def _line(
     text: str,
     *,
     width: int,
+    place: str = "",
     colour: bool,
     style: str = "",
 ) -> str:
@@ -133,8 +148,7 @@ def _line(
         name = pad(cut(_one_line(caller.process.comm), room), room)
         lead += f" {caller.process.pid:>7} {name}"
         if width >= WIDE:
-            place = _one_line(place_words(caller.process, caller.container) or "host")
-            lead += f" {pad(cut(place, PLACE_CELLS), PLACE_CELLS)}"
+            lead += f" {pad(cut(_one_line(place or 'host'), PLACE_CELLS), PLACE_CELLS)}"
     shown = cut(_one_line(text), width - cells(lead) - 1)
     return f"{lead} {Sheet(width, colour=colour).styled(shown, style)}\n"
 

@@ -1,65 +1,54 @@
-"""What `gpuwarden trace` tells a person: findings as they come, and what it all was at the end."""
+"""What `gpuwarden trace` tells a person: a line each call, and at the end what it all was."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpuwarden.finding import Finding
-from gpuwarden.model import Container, CudaContext, CudaProcess, GpuModule, Process
+from gpuwarden.model import CudaContext, CudaProcess, GpuModule, Process
 from gpuwarden.outputs.cuda_event_text import (
     DIGEST_SHOWN,
     HASH_LIKE,
     NARROWEST,
     TEXT_LIMIT,
+    context_text,
     kernels_in_words,
+    launches_text,
+    library_text,
+    load_text,
     points_in_words,
 )
-from gpuwarden.outputs.line_parts import place_words
 from gpuwarden.outputs.sheet import Sheet
-from gpuwarden.outputs.table import STYLES
 from gpuwarden.outputs.words import moment
+
+__all__ = [
+    "Traced",
+    "closing_table",
+    "context_text",
+    "launches_text",
+    "library_text",
+    "load_text",
+]
 
 CONTEXTS_SHOWN = 8
 MODULES_SHOWN = 8
-EVIDENCE_SHOWN = 10
-STEPS_SHOWN = 3
 
 
 class Traced(NamedTuple):
-    """One process as the summary tells of it."""
+    """One process as the closing table tells of it."""
 
-    process: Process
     cuda: CudaProcess
-    container: Container | None = None
+    process: Process | None = None
+    place: str = ""
     profile: str = ""
     modules: tuple[GpuModule, ...] = ()
     """Those that it loaded and that are not simply known, the gravest first."""
 
 
-def finding_text(finding: Finding, *, width: int, colour: bool = False) -> str:
-    """A finding with its evidence and its first steps, in lines of at most ``width`` columns."""
+def closing_table(traced: Iterable[Traced], *, width: int, colour: bool) -> str:
+    """What was seen of each process, and what could not be, in words."""
     sheet = Sheet(max(width, NARROWEST), colour=colour)
-    sheet.blank()
-    lead = f"{finding.severity.upper()}  "
-    sheet.lead(lead, finding.title[:TEXT_LIMIT], hang=2, style=STYLES[finding.severity])
-    for one in finding.evidence[:EVIDENCE_SHOWN]:
-        sheet.add(f"- {one.text[: TEXT_LIMIT * 2]}", indent=2, hang=2)
-    if len(finding.evidence) > EVIDENCE_SHOWN:
-        sheet.add(f"- and {len(finding.evidence) - EVIDENCE_SHOWN} more", indent=2)
-    for number, step in enumerate(finding.advice[:STEPS_SHOWN], start=1):
-        sheet.add(f"{number}. {step[: TEXT_LIMIT * 2]}", indent=2, hang=3)
-    sheet.add(f"[{finding.rule} {finding.id}]", indent=2, style="dim")
-    sheet.blank()
-    return sheet.text()
-
-
-def summary(
-    processes: Iterable[Traced], blind: Sequence[str], *, width: int, colour: bool = False
-) -> str:
-    """What was seen of each process, what could not be, and why less was seen than was asked."""
-    sheet = Sheet(max(width, NARROWEST), colour=colour)
-    found = sorted(processes, key=lambda one: (one.cuda.pid, one.cuda.start_time_ticks))
+    found = sorted(traced, key=lambda one: (one.cuda.pid, one.cuda.start_time_ticks))
     sheet.blank()
     if not found:
         sheet.add("No process that uses a CUDA driver library was seen.")
@@ -67,18 +56,13 @@ def summary(
         if number:
             sheet.blank()
         _close(sheet, one)
-    for text in blind:
-        sheet.add(f"NOT SEEN: {text[: TEXT_LIMIT * 2]}", hang=2, style="yellow")
     return sheet.text()
 
 
 def _close(sheet: Sheet, one: Traced) -> None:
     cuda = one.cuda
-    parts = [
-        one.process.comm,
-        place_words(one.process, one.container),
-        f"profile {one.profile}" if one.profile else "",
-    ]
+    name = one.process.comm if one.process is not None else "not read"
+    parts = [name, one.place, f"profile {one.profile}" if one.profile else ""]
     who = ", ".join(part[:TEXT_LIMIT] for part in parts if part)
     sheet.lead(f"pid {cuda.pid} ", who, hang=2, style="bold")
     for library in cuda.libraries:

@@ -6,8 +6,6 @@ import datetime
 
 from gpuwarden.model import Container, Process
 
-ID_SHOWN = 12
-
 
 def time_text(at_ns: int) -> str:
     """``2026-01-01T00:00:00.000000007Z``: UTC, to the nanosecond."""
@@ -68,14 +66,3 @@ def container_part(state: str, process: Process, container: Container | None) ->
         "pod_uid": container.pod_uid,
         "pod_labels": container.pod_labels,
     }
-
-
-def place_words(process: Process, container: Container | None) -> str:
-    """``pod ns/name``, ``container name``; empty for a process of the host."""
-    if container is not None and container.pod_name:
-        return f"pod {container.pod_namespace or '?'}/{container.pod_name}"
-    placement = process.cgroup
-    identity = placement.container_id if placement is not None else None
-    named = (container.name or container.id[:ID_SHOWN]) if container is not None else None
-    named = named or (identity[:ID_SHOWN] if identity else None)
-    return f"container {named}" if named else ""
