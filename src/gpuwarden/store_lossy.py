@@ -36,6 +36,7 @@ class LossyDatabase:
         self.lost = 0
         self._migrations = migrations
         self._lock = threading.RLock()
+        self._read_only = read_only
         if read_only:
             self._connection = open_read_only(path)
         else:
@@ -81,6 +82,8 @@ class LossyDatabase:
 
     def _failed(self, error: sqlite3.Error, effect: str) -> None:
         self.trouble = trouble(self.path, error, effect)
+        if self._read_only:
+            return
         try:
             if primary_code(error) in (CORRUPT, NOTADB):
                 self._connection.close()

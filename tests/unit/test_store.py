@@ -68,6 +68,15 @@ class FullDisk:
         return getattr(self.connection, name)
 
 
+class Damaged(FullDisk):
+    """A connection to a file that turns out damaged."""
+
+    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+        error = sqlite3.DatabaseError("database disk image is malformed")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
 def fill_disk(part: object) -> FullDisk:
     disk = FullDisk(part._connection)  # type: ignore[attr-defined]
     part._connection = disk  # type: ignore[attr-defined]
@@ -404,15 +413,7 @@ def test_samples_that_a_full_disk_loses_are_counted(tmp_path: Path) -> None:
 def test_samples_that_turn_out_damaged_are_set_aside_at_once(tmp_path: Path) -> None:
     with Store(directory(tmp_path)) as store:
         store.samples.record(sample(n) for n in range(50))
-        real = store.samples._connection
-
-        class Damaged(FullDisk):
-            def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
-                error = sqlite3.DatabaseError("database disk image is malformed")
-                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-                raise error
-
-        store.samples._connection = Damaged(real)  # type: ignore[assignment]
+        store.samples._connection = Damaged(store.samples._connection)  # type: ignore[assignment]
         assert store.samples.record([sample(60)]) == 0
         assert store.samples.record([sample(61)]) == 1
         assert "set aside" in store.troubles[0].reason
