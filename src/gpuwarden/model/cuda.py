@@ -164,6 +164,8 @@ class LaunchFit(Fact, frozen=True, kw_only=True):
     second_stream: tuple[KernelUse, ...] = ()
     """Kernels that come with a period of their own, beside the workload's."""
     second_period_seconds: float | None = None
+    unexplained: tuple[KernelUse, ...] = ()
+    """Kernels of more launches than learning leaves to chance, while all others are as learned."""
     words: tuple[str, ...] = ()
     """The explanation, kernels named."""
     since_ns: int | None = None
