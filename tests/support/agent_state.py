@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from gpuwarden.finding import Report, Severity
+from gpuwarden.outputs.cuda_state import CudaState
 from gpuwarden.outputs.metrics_state import (
     AgentState,
     AgentUse,
@@ -24,6 +25,31 @@ from tests.support.nodes import GIB, NodeBuilder
 SEVERITIES: dict[str, Severity] = {
     rule.advisory.id: rule.advisory.severity for rule in RULES
 } | dict.fromkeys(sorted(OWN_RULES), "error")
+
+CUDA = CudaState(
+    watching=True,
+    problems=("launches are not counted: the kernel is older than 5.11",),
+    libraries=2,
+    entry_points=40,
+    dear_entry_points=3,
+    processes=9,
+    late_processes=2,
+    contexts=11,
+    context_calls=80,
+    loads=31,
+    modules={"known": 900, "unknown": 4, "hash-like": 1},
+    missed={"the ring was full": 2},
+    captured_bytes=70 << 20,
+    dropped=1,
+    stops=1,
+    launches=120_400,
+    graph_launches=12,
+    compared_processes=5,
+    unfit_processes=1,
+    tracer_restarts=1,
+    tracer_cpu_seconds=0.5,
+    tracer_resident_bytes=30 << 20,
+)
 
 
 def state_of(node: NodeBuilder, report: Report | None = None, **fields: Any) -> AgentState:
@@ -50,6 +76,7 @@ def state_of(node: NodeBuilder, report: Report | None = None, **fields: Any) -> 
         "merged": 6,
         "denied": 1,
         "would_deny": 2,
+        "cuda": CUDA,
         "sampling": "ok",
         "sampling_age_seconds": 0.5,
         "judgement_interval_seconds": 5.0,

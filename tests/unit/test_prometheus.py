@@ -24,6 +24,7 @@ from gpuwarden.outputs.metrics_values import MAX_PROCESSES
 from gpuwarden.outputs.prometheus import (
     LABEL_CHARACTERS,
     MAX_SERIES,
+    CudaState,
     EventCount,
     FindingCount,
     PartHealth,
@@ -274,6 +275,34 @@ def test_a_poll_tells_nothing_that_only_the_probe_counts() -> None:
     assert value(dead, "blind", cause="probe") == 1
 
 
+def test_of_the_cuda_layer_each_count_is_told_by_what_it_was() -> None:
+    found = read(state_of(quiet_node()))
+    assert value(found, "cuda_watching") == 1
+    assert value(found, "cuda_unseen_info", reason="launches are not counted: the kernel is older "
+                 "than 5.11") == 1  # fmt: skip
+    assert value(found, "cuda_entry_points", place="+10") == 37
+    assert value(found, "cuda_entry_points", place="+0") == 3
+    assert value(found, "cuda_processes", seen="whole") == 7
+    assert value(found, "cuda_processes", seen="late") == 2
+    assert value(found, "cuda_modules_total", standing="known") == 900
+    assert value(found, "cuda_modules_total", standing="hash-like") == 1
+    assert value(found, "cuda_modules_total", standing="jit") == 0
+    assert value(found, "cuda_loads_missed_total", reason="the ring was full") == 2
+    assert value(found, "cuda_launches_total", what="graph") == 12
+    assert value(found, "cuda_launch_profiles", fit="fits") == 4
+    assert value(found, "cuda_launch_profiles", fit="does-not-fit") == 1
+
+
+def test_an_agent_without_a_cuda_layer_says_nothing_of_it() -> None:
+    found = read(state_of(quiet_node(), cuda=None))
+    assert not [name for name in found if name.startswith("gpuwarden_cuda_")]
+    idle = read(state_of(quiet_node(), cuda=CudaState(watching=False)))
+    assert value(idle, "cuda_watching") == 0
+    assert value(idle, "cuda_loads_total") == 0
+    assert value(idle, "cuda_tracer_cpu_seconds") is None
+    assert "gpuwarden_cuda_loads_missed_total" not in idle
+
+
 BLIND: list[tuple[str, dict[str, Any]]] = [
     ("probe", {"watching": False}),
     ("sampling", {"sampling": "failed"}),
@@ -400,6 +429,7 @@ def test_any_names_and_numbers_give_metrics_that_can_be_read(
         refused=(RefusedWay(way, name),),
         events=(EventCount(name, user, number),),
         dropped={name: number},
+        cuda=CudaState(watching=True, problems=(name,), missed={name: number}, loads=number),
         sinks=(SinkHealth(name=name), SinkHealth(name=name)),
         sensors=(PartHealth(name=name, state="ok"), PartHealth(name=name, state="failed")),
         database_bytes={user: number},

@@ -9,6 +9,7 @@ import msgspec
 
 from gpuwarden.finding import Finding, Report, Severity, Verdict
 from gpuwarden.model import Gap, Gpu, GpuClient, SensorState, SourceState
+from gpuwarden.outputs.cuda_state import CudaState
 from gpuwarden.probes.settings import Counters
 from gpuwarden.sinks.dispatcher import SinkHealth
 
@@ -121,6 +122,9 @@ class AgentState(msgspec.Struct, frozen=True, kw_only=True):
     tool_runs: int = 0
     denied: int = 0
     would_deny: int = 0
+
+    cuda: CudaState | None = None
+    """None where calls of the CUDA driver are not to be watched."""
 
     # Health.
     sampling: Sampling

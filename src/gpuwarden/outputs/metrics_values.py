@@ -9,6 +9,7 @@ from typing import get_args
 from gpuwarden.finding import VERDICTS, Report, Row
 from gpuwarden.model import Gpu, NodeFacts, SensorState, Snapshot, SourceState
 from gpuwarden.node import Node
+from gpuwarden.outputs import cuda_state
 from gpuwarden.outputs.metrics_state import BLIND_CAUSES, AgentState, PartHealth, blindness
 
 MAX_PROCESSES = 1024
@@ -33,6 +34,8 @@ def values(state: AgentState, monotonic_seconds: float) -> Iterator[Series]:
         yield from _judged(state.report)
     yield from _findings(state)
     yield from _opens(state)
+    if state.cuda is not None:
+        yield from cuda_state.series(state.cuda)
     yield from _parts("sensor", state.sensors, get_args(SensorState))
     yield from _parts("source", state.sources, get_args(SourceState))
     yield from _sinks(state)

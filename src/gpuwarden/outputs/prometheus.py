@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gpuwarden.outputs.cuda_state import CudaState
 from gpuwarden.outputs.metrics_catalogue import METRICS
 from gpuwarden.outputs.metrics_state import (
     AgentState,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentState",
     "AgentUse",
+    "CudaState",
     "EventCount",
     "FindingCount",
     "PartHealth",
