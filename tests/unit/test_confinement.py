@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.confinement import calls, places, rights
+from gpuwarden.confinement import calls, mappings, places, rights
 from tests.support.confined import WORKED, Attempts, outcomes
 
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has these to leave")
@@ -232,3 +232,45 @@ def test_the_filter_refuses_what_is_not_listed(
 def test_another_architecture_s_calls_end_the_process(machine: str, arch: int, number: int) -> None:
     if arch != calls.AUDIT[machine]:
         assert verdict(machine, number, arch) == KILL
+
+
+# ------------------------------------------------------------------------------ mappings
+
+# linux/bpf.h: BPF_MAP_CREATE, BPF_MAP_TYPE_ARRAY, BPF_F_MMAPABLE; the head of union bpf_attr: type,
+# key size, value size, entries, flags.
+BPF_CALL = {"x86_64": 321, "aarch64": 280}
+MAP_CREATE, ARRAY, MMAPABLE = 0, 2, 1 << 10
+MAP_ATTRIBUTES = struct.Struct("=5I28x")
+
+
+@is_root
+def test_memory_that_a_parent_shares_with_the_kernel_is_no_longer_the_child_s() -> None:
+    attributes = MAP_ATTRIBUTES.pack(ARRAY, 4, mmap.PAGESIZE, 1, MMAPABLE)
+    number = BPF_CALL[os.uname().machine]
+    descriptor = LIBC.syscall(number, MAP_CREATE, attributes, len(attributes))
+    if descriptor < 0:
+        pytest.skip(f"no BPF maps here: {os.strerror(ctypes.get_errno())}")
+    shared = mmap.mmap(descriptor, mmap.PAGESIZE)
+    os.close(descriptor)
+    shared[0] = 7
+    ours = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def of_the_kernel() -> list[tuple[int, int]]:
+        return list(mappings.kernel_mappings(Path("/proc/self/maps").read_bytes()))
+
+    attempts = {
+        "find it": lambda: of_the_kernel()[0],
+        "write to its own": lambda: ours.__setitem__(0, 1),
+    }
+    assert outcomes([], attempts) == dict.fromkeys(attempts, WORKED)
+    assert outcomes([mappings.leave_kernel_mappings], attempts) == {
+        "find it": "IndexError",
+        "write to its own": WORKED,
+    }
+    assert (shared[0], ours[0]) == (7, 1)
+    shared.close()
+
+
+@given(maps=st.binary(max_size=300))
+def test_any_map_of_memory_is_read(maps: bytes) -> None:
+    assert all(start >= 0 and end >= 0 for start, end in mappings.kernel_mappings(maps))

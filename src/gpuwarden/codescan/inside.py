@@ -28,6 +28,7 @@ from gpuwarden.codescan.tasks import (
     Task,
 )
 from gpuwarden.confinement.calls import refuse_calls
+from gpuwarden.confinement.mappings import leave_kernel_mappings
 from gpuwarden.confinement.places import leave_network, leave_paths, leave_root
 from gpuwarden.confinement.rights import (
     default_signals,
@@ -78,6 +79,7 @@ def serve(
 
 def confine(settings: Settings) -> tuple[str, ...]:
     """Leaves behind all that parsing does not need; what could not be left, in words."""
+    shared = leave_kernel_mappings()
     is_root = os.geteuid() == 0
     network = leave_network() if is_root else "not root"
     root = leave_root() if is_root else "not root"
@@ -96,6 +98,8 @@ def confine(settings: Settings) -> tuple[str, ...]:
     unconfined = []
     if os.geteuid() == 0:
         unconfined.append("user: it is root, without capabilities: its user could not be changed")
+    if shared:
+        unconfined.append(f"memory: what its parent shares with the kernel is here too ({shared})")
     # Either of two is enough: a call that is refused, or nothing that it could reach.
     if calls:
         unconfined.append(f"system calls: all are allowed ({calls})")
