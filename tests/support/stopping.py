@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
@@ -18,6 +19,7 @@ from gpuwarden.probes.cuda import stopped
 from gpuwarden.probes.cuda.object import ProbeObject
 from gpuwarden.probes.cuda.stopped import StoppedMap, boot_ns
 from gpuwarden.probes.libbpf import Libbpf, library
+from gpuwarden.sensors.process.stat_lines import parse_stat
 from tests.support.packages import require, require_root, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +43,9 @@ def file_offset(file: Path, symbol: str) -> int:
     """Where a dynamic symbol's code begins in its file."""
     with file.open("rb") as opened:
         elf = ELFFile(opened)
-        [found] = elf.get_section_by_name(".dynsym").get_symbol_by_name(symbol)
+        symbols = elf.get_section_by_name(".dynsym")
+        assert isinstance(symbols, SymbolTableSection)
+        [found] = symbols.get_symbol_by_name(symbol) or []
         return int(next(iter(elf.address_offsets(found["st_value"]))))
 
 
@@ -96,13 +100,13 @@ def stop_probe() -> Iterator[StopProbe]:
 
 def start_time_ns(pid: int) -> int:
     """When a process began, as a probe has it, to the tick."""
-    line = stopped.parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+    line = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     return line.start_time_ticks * 10_000_000
 
 
 def state(pid: int) -> str:
     """A process's state letter; empty once it is gone."""
     try:
-        return stopped.parse_stat(Path(f"/proc/{pid}/stat").read_bytes()).state
+        return parse_stat(Path(f"/proc/{pid}/stat").read_bytes()).state
     except (OSError, ProcessLookupError):
         return ""
