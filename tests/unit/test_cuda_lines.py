@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from hypothesis import given
@@ -175,6 +176,11 @@ def test_a_line_is_bounded_whatever_a_process_loads_or_launches() -> None:
     assert len(line["window"]["kernels"]) == len(line["fit"]["outside"]) == KERNELS_TOLD
     assert line["window"]["kernels"][0]["name"] == "k4999"
     assert line["window"]["launches"] == sum(range(5000))
+
+
+def test_a_path_that_is_no_text_is_written_with_escapes() -> None:
+    path = os.fsdecode(b"/tmp/\xff\n.cubin")
+    assert loaded(path=path)["load"]["path"] == "/tmp/\\udcff\n.cubin"
 
 
 HOSTILE = st.text(max_size=40)

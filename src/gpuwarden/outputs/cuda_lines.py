@@ -62,7 +62,7 @@ def context_line(call: ContextCall, caller: Caller, *, node: str, at_ns: int) ->
             **_head("cuda_context", node, at_ns),
             "context": {
                 "call": call.call,
-                "function": call.function[:TEXT_LIMIT],
+                "function": _cut(call.function),
                 "handle": _hexadecimal(call.handle),
                 "device": call.device,
                 "result": call.result,
@@ -80,11 +80,11 @@ def load_line(load: ModuleLoad, caller: Caller, *, node: str, at_ns: int) -> byt
             **_head("module_load", node, at_ns),
             "load": {
                 "number": load.number,
-                "function": load.function[:TEXT_LIMIT],
-                "path": None if load.path is None else load.path[:PATH_LIMIT],
+                "function": _cut(load.function),
+                "path": None if load.path is None else _cut(load.path, PATH_LIMIT),
                 "image_bytes": load.image_bytes,
                 "captured_bytes": load.captured_bytes,
-                "missed": load.missed[:TEXT_LIMIT],
+                "missed": _cut(load.missed),
                 "stopped": load.stopped,
                 "handle": _hexadecimal(load.handle),
                 "result": load.result,
@@ -108,7 +108,7 @@ def library_line(
             **_head("cuda_library", node, at_ns),
             "library": {
                 "state": state,
-                "path": library.path[:PATH_LIMIT],
+                "path": _cut(library.path, PATH_LIMIT),
                 "device": library.device,
                 "inode": library.inode,
                 "build_id": library.build_id,
@@ -185,13 +185,13 @@ def _module(module: LoadedModule, profile: str) -> Document:
         "kernels": _texts(module.kernels),
         "kernel_count": module.kernel_count,
         "standing": None if standing is None else standing.standing,
-        "known_as": "" if standing is None else standing.known_as[:TEXT_LIMIT],
-        "not_compared": None if standing is None else standing.not_compared[:TEXT_LIMIT],
-        "answer": module.answer[:TEXT_LIMIT],
+        "known_as": "" if standing is None else _cut(standing.known_as),
+        "not_compared": None if standing is None else _cut(standing.not_compared),
+        "answer": _cut(module.answer),
         "score": module.score,
         "reasons": _texts(module.reasons),
         "consistent_with": _texts(module.consistent_with),
-        "broken": module.broken[:TEXT_LIMIT],
+        "broken": _cut(module.broken),
     }
 
 
@@ -208,13 +208,18 @@ def _fit(fit: LaunchFit) -> Document:
 
 def _kernels(kernels: Iterable[KernelUse]) -> list[Document]:
     return [
-        {"name": one.name[:TEXT_LIMIT], "digest": one.digest, "launches": one.launches}
+        {"name": _cut(one.name), "digest": one.digest, "launches": one.launches}
         for _, one in zip(range(KERNELS_TOLD), kernels, strict=False)
     ]
 
 
 def _texts(texts: tuple[str, ...], most: int = TEXTS_TOLD) -> list[str]:
-    return [text[:TEXT_LIMIT] for text in texts[:most]]
+    return [_cut(text) for text in texts[:most]]
+
+
+def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Bounded; what is no Unicode, in the name of a file, is written as an escape."""
+    return text[:limit].encode("utf-8", "backslashreplace").decode()
 
 
 def _hexadecimal(handle: int | None) -> str | None:
