@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.model import LaunchFit, LaunchWindow
 from gpuwarden.policy import Policy
+from gpuwarden.probes.events import boot_offset_ns
 
 if TYPE_CHECKING:
     from gpuwarden.cuda.launches.comparison import Comparison
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]
 """(pid, start time in ticks)."""
+
+
+class Digests(NamedTuple):
+    """Of loaded modules that a process's profile does not object to."""
+
+    allowed: frozenset[str] = frozenset()
+    """Known ones, and those of an allowed class."""
+    jit: frozenset[str] = frozenset()
+    """Those only of an allowed class."""
 
 
 class _Opened(Struct):
@@ -46,17 +56,14 @@ class Fits:
         """Launch profiles that could not be read."""
         return tuple(one.problem for one in self._opened.values() if one.problem)
 
-    def add(self, key: Key, profile: str, window: LaunchWindow, digests: frozenset[str]) -> bool:
-        """Compares one more window; whether what is said of the process is another now.
-
-        ``digests`` are those of loaded modules that its profile knows or allows.
-        """
+    def add(self, key: Key, profile: str, window: LaunchWindow, digests: Digests) -> bool:
+        """Compares one more window; whether what is said of the process is another now."""
         compared = self._of(key, profile)
         if compared is None or window.until_ns <= compared.until_ns:
             return False
         before = compared.fit
         compared.until_ns = window.until_ns
-        compared.fit = compared.comparison.add(window, digests)
+        compared.fit = compared.comparison.add(window, digests.allowed, jit_digests=digests.jit)
         return _said(before) != _said(compared.fit)
 
     def of(
@@ -64,7 +71,7 @@ class Fits:
         key: Key,
         profile: str,
         windows: Iterable[LaunchWindow],
-        digests: frozenset[str],
+        digests: Digests,
     ) -> LaunchFit | None:
         """The fit as of the last window, earlier ones taken up first."""
         if not profile:
@@ -83,7 +90,9 @@ class Fits:
             return None
         from gpuwarden.cuda.launches.comparison import Comparison
 
-        found = self._compared[key] = _Compared(Comparison(launches), profile)
+        found = self._compared[key] = _Compared(
+            Comparison(launches, wall_offset_ns=boot_offset_ns()), profile
+        )
         return found
 
     def _profile(self, name: str) -> LaunchProfile | None:

@@ -47,7 +47,12 @@ class Loads:
         problems: tuple[str, ...] = ()
         if load.path is not None and load.descriptor is None:
             named = paths.read_named(
-                load.process.pid, load.process.start_time_ns, load.path, self._limit
+                load.process.pid,
+                load.process.start_time_ns,
+                load.path,
+                self._limit,
+                called_ns=load.at_ns,
+                mount_namespace=load.process.mount_namespace,
             )
             problems = tuple(filter(None, (named.problem,)))
             load = load._replace(

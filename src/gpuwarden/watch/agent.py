@@ -202,6 +202,7 @@ class Agent:
         )
         if self.cuda is not None:
             self.cuda.attend(self.watch, identities)
+            self.cuda.sighted = self.telling.sighted
             if self.options.events:
                 self.cuda.tell = cuda_side.telling(self, self.cuda, identities)
         self.watch.resume(self.telling.view.findings, time.time_ns())

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpuwarden.cuda.book import CudaBook
 from gpuwarden.cuda.child import TracerChild
-from gpuwarden.cuda.fits import Fits
+from gpuwarden.cuda.fits import Digests, Fits
 from gpuwarden.cuda.messages import (
     ContextSeen,
     LaunchesSeen,
@@ -22,11 +22,13 @@ from gpuwarden.cuda.messages import (
     TracerState,
 )
 from gpuwarden.cuda.options import TracerOptions
-from gpuwarden.model import CudaProcess, GpuModule, Process, Snapshot
+from gpuwarden.model import CudaProcess, GpuModule, ModuleLoad, Process, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.probes.events import ProcessIdentity
+from gpuwarden.rules.cuda_processes import declared
 from gpuwarden.rules.gpu_code import profile_of
+from gpuwarden.store_modules import Whose
 from gpuwarden.watch.cuda_facts import NamedKey, StartKey
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.judgement import Memory
@@ -50,12 +52,16 @@ TellEvent = Callable[[Message, str], None]
 """Takes a message of a process and the name of its profile, empty for none."""
 
 
+Sighted = Callable[[ModuleLoad, Whose], None]
+
+
 class _Judged(Struct):
     """What the last judgement of a process made of it."""
 
     profile: str = ""
     modules: tuple[GpuModule, ...] = ()
     process: CudaProcess | None = None
+    whose: Whose = Whose()
     not_before: float = 0.0
     """When it may be judged again."""
     told: int = 0
@@ -73,6 +79,8 @@ class CudaSide:
         self._fits = Fits(policy)
         self.tell: TellEvent | None = None
         """Takes each event once its process is judged, or two seconds after it."""
+        self.sighted: Sighted | None = None
+        """Takes each load at that time, with whose it was."""
         self._untold: deque[tuple[float, NamedKey, Message]] = deque()
         self._judged: dict[NamedKey, _Judged] = {}
         self._names: dict[StartKey, NamedKey] = {}
@@ -140,23 +148,27 @@ class CudaSide:
         judged = self._judged.get(key)
         if judged is None or not judged.profile:
             return False
-        return self._fits.add(key, judged.profile, window, self._modules_of(key))
+        return self._fits.add(key, judged.profile, window, self.digests_of(key))
 
-    def _modules_of(self, key: NamedKey) -> frozenset[str]:
+    def digests_of(self, key: NamedKey) -> Digests:
+        """Modules that the process loaded and its profile does not object to."""
         used, judged = self.book.used(key), self._judged.get(key)
         if used is None or judged is None:
-            return frozenset()
-        return frozenset(
-            module.digest
+            return Digests()
+        standings = {
+            module.digest: one.standing
             for module in used.modules.values()
-            if any(
-                one.profile == judged.profile and one.standing != "unknown"
-                for one in module.standings
-            )
+            for one in module.standings
+            if one.profile == judged.profile and not one.not_compared
+        }
+        return Digests(
+            frozenset(digest for digest, one in standings.items() if one != "unknown"),
+            frozenset(digest for digest, one in standings.items() if one == "jit"),
         )
 
     def _keep_event(self, message: Message) -> None:
-        if self.tell is None or isinstance(message, TracerState):
+        wanted = self.tell is not None or (self.sighted and isinstance(message, LoadSeen))
+        if not wanted or isinstance(message, TracerState):
             return
         if len(self._untold) >= UNTOLD_LIMIT:
             self._untold.popleft()
@@ -166,7 +178,7 @@ class CudaSide:
     def _tell_settled(self) -> None:
         """Tells events in order; one whose process is not judged yet holds those after it."""
         now = time.monotonic()
-        while self.tell is not None and self._untold:
+        while self._untold:
             since, key, message = self._untold[0]
             used = self.book.used(key)
             identity = None if used is None else used.identity
@@ -174,8 +186,11 @@ class CudaSide:
             if waits and now - since < HELD_SECONDS:
                 return
             self._untold.popleft()
-            judged = self._judged.get(key)
-            self.tell(message, "" if judged is None else judged.profile)
+            judged = self._judged.get(key) or _Judged()
+            if self.tell is not None:
+                self.tell(message, judged.profile)
+            if self.sighted is not None and isinstance(message, LoadSeen):
+                self.sighted(message.load, judged.whose)
 
     # ---------------------------------------------------------------- what is judged
 
@@ -196,16 +211,24 @@ class CudaSide:
         from gpuwarden.cuda.judged_loads import counted, gpu_modules
 
         begun = time.monotonic()
-        profile = profile_of(Node(snapshot), self.policy, process) or ""
+        node = Node(snapshot)
+        profile = profile_of(node, self.policy, process) or ""
+        claim, container = declared(node, self.policy, process), node.container_of(process)
         judged = self._judged.setdefault(key, _Judged())
         judged.profile = profile
+        judged.whose = Whose(
+            process=process,
+            image="" if container is None else container.image or "",
+            workload="" if claim is None else claim.name,
+            profile=profile,
+        )
         loads = tuple(used.loads.values())
         judged.modules = gpu_modules(process, loads, profile)
         counts = counted(loads, profile)
         judged.process = replace(
             known,
             known_loads=counts.modules - counts.unknown - counts.not_compared,
-            fit=self._fits.of(key, profile, used.windows, self._modules_of(key)),
+            fit=self._fits.of(key, profile, used.windows, self.digests_of(key)),
         )
         siblings = list(self._siblings(process))
         # Every module is one more to be judged with all others: a burst is judged together.

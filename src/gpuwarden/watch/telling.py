@@ -18,7 +18,7 @@ from msgspec import Struct
 from gpuwarden.errors import GpuwardenError, UsageError
 from gpuwarden.finding import Finding
 from gpuwarden.life import MAX_OPEN, FindingLife
-from gpuwarden.model import Gap
+from gpuwarden.model import Gap, ModuleLoad
 from gpuwarden.outputs.words import escape
 from gpuwarden.sinks.dispatcher import Backoff, Dispatcher, SinkHealth
 from gpuwarden.sinks.event_output import EventOutput
@@ -26,7 +26,8 @@ from gpuwarden.sinks.lines import StdoutSink
 from gpuwarden.sinks.own_trouble import OWN_RULES, SILENT_NS, OwnTrouble
 from gpuwarden.sinks.sink import Sink
 from gpuwarden.sinks.specs import parse_sinks
-from gpuwarden.store import Sample, Store
+from gpuwarden.store import Sample, Sighting, Store
+from gpuwarden.store_modules import Whose, sightings
 from gpuwarden.watch.text_sink import TextSink
 
 DRAIN_SECONDS = 2.0
@@ -65,11 +66,12 @@ class _Job(Struct):
     is_round: bool = False
     missing: Callable[[], None] | None = None
     samples: Sequence[Sample] = ()
+    modules: Sequence[Sighting] = ()
 
     @property
     def only_opens(self) -> bool:
         """Whether it says nothing of findings that are not in it."""
-        return not (self.is_round or self.missing or self.samples)
+        return not (self.is_round or self.missing or self.samples or self.modules)
 
 
 class Telling:
@@ -169,6 +171,10 @@ class Telling:
         """Samples to be remembered."""
         self._put(_Job((), frozenset(), samples=samples))
 
+    def sighted(self, load: ModuleLoad, whose: Whose) -> None:
+        """GPU modules that a process has loaded, to be remembered."""
+        self._put(_Job((), frozenset(), modules=list(sightings(load, whose))))
+
     def _put(self, job: _Job) -> None:
         with self._lock:
             while self._waiting > QUEUE_LIMIT and self._thread.is_alive():
@@ -214,6 +220,9 @@ class Telling:
         if job.samples:
             self._store.samples.record(job.samples)
             return
+        if job.modules:
+            self._store.modules.record(job.modules)
+            return
         findings = list(job.findings)
         if job.is_round:
             health, troubles = self._dispatcher.health(), self._store.troubles
@@ -240,7 +249,7 @@ class Telling:
 
     def _look(self) -> None:
         store = self._store
-        parts = (store.findings, store.samples)
+        parts = (store.findings, store.samples, store.modules)
         self.view = TellingView(
             findings=tuple(self._life.open.values()),
             sinks=tuple(self._dispatcher.health()),
