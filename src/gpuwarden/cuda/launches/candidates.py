@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,10 +108,10 @@ class Candidates:
         others = seen.ordinary
         asked = seen.novel | seen.strange
         masks: dict[Key, Mask] = {}
-        for index in np.unique(samples.kernel[asked]).tolist():
+        for index in np.unique(seen.index[asked]).tolist():
             key = keys[index]
             if key is not None:
-                mine = asked & (samples.kernel == index)
+                mine = asked & (seen.index == index)
                 masks[key] = masks[key] | mine if key in masks else mine
                 self._of(key, window.kernels[index], places[index], window)
         for key, candidate in self._found.items():
@@ -123,12 +123,12 @@ class Candidates:
                 continue
             candidate.last_ns = window.until_ns
             candidate.apart &= not np.isin(samples.lane[mask], samples.lane[others]).any()
-            candidate.rhythm.add(
-                samples.at_ns[mask],
-                samples.lane[mask],
-                samples.at_ns[others],
-                samples.kernel[others],
-            )
+            candidate.rhythm.add(samples, mask, others)
+
+    def forgive(self, allowed: Container[str]) -> None:
+        """A module that is known by now was launched from before it was examined."""
+        for key in [k for k in self._found if k[0] == Standing.OUTSIDE and k[2] in allowed]:
+            del self._found[key]
 
     def _forget(self, now_ns: int) -> None:
         old = now_ns - int(FORGOTTEN_SECONDS * 1e9)
@@ -148,17 +148,6 @@ class Candidates:
             near = abs(verdict.interval_seconds - mean) <= NEAR * mean
             seldom = verdict.interval_seconds == 0.0
             yield Second(candidate, mean if mean and (near or seldom) else None)
-
-    def of_claimed(self, number: int) -> Candidate | None:
-        """The candidate that has the name of that kernel of the profile."""
-        return next(
-            (
-                one
-                for key, one in self._found.items()
-                if key[0] == Standing.CLAIMED and one.number == number
-            ),
-            None,
-        )
 
 
 def _key(use: KernelUse, placed: Placed) -> Key | None:

@@ -18,17 +18,17 @@ from msgspec import Struct
 from gpuwarden.cuda.launches.candidates import Candidates
 from gpuwarden.cuda.launches.explanation import Facts, Told, explain
 from gpuwarden.cuda.launches.kernels import KernelIndex, Standing
-from gpuwarden.cuda.launches.novelty import Transitions
+from gpuwarden.cuda.launches.novelty import LearnedOrder
 from gpuwarden.cuda.launches.profile import LaunchProfile
-from gpuwarden.cuda.launches.spans import SpanFit, Spans
+from gpuwarden.cuda.launches.spans import AT_LEAST, OF_SPANS, SpanFit, Spans
 from gpuwarden.model import KernelUse, LaunchFit, LaunchWindow
 
 OUTSIDE_LIMIT = 64
 """Kernels of other modules that are kept apart; how many more there are is said."""
 SPANS_KEPT = 12
-OF_LAST, AT_LEAST = 6, 3
-"""So many of the last spans must have launches that are not explained."""
 TOLD = 8
+SMALL = 0.02
+"""Share of the launches that are not explained, below which a kernel is not named for them."""
 LAUNCHES = 100
 """Of a process before anything but a foreign module is said."""
 
@@ -48,7 +48,7 @@ class Comparison:
         self._profile = profile
         self._offset_ns = wall_offset_ns
         self._index = KernelIndex(profile)
-        self._transitions = Transitions(profile)
+        self._order = LearnedOrder(profile)
         self._spans = Spans(profile)
         self._candidates = Candidates(profile)
         self._last: deque[SpanFit] = deque(maxlen=SPANS_KEPT)
@@ -77,7 +77,8 @@ class Comparison:
             if placed.standing == Standing.OUTSIDE:
                 self._is_outside(use, window)
         self._forgive(allowed_digests)
-        seen = self._transitions.look(window, places) if window.samples else None
+        self._candidates.forgive(allowed_digests)
+        seen = self._order.look(window, places) if window.samples else None
         self._candidates.add(window, places, seen)
         span = self._spans.add(window, places, seen)
         if span is not None:
@@ -109,7 +110,7 @@ class Comparison:
         return window.from_ns if since_ns is None else since_ns
 
     def _is_unexplained(self) -> bool:
-        recent = list(self._last)[-OF_LAST:]
+        recent = list(self._last)[-OF_SPANS:]
         return (
             len(recent) >= AT_LEAST
             and self._exceeds(recent[-1])
@@ -174,11 +175,12 @@ class Comparison:
 
     def _strangers(self) -> tuple[KernelUse, ...]:
         counts: Counter[tuple[str, str]] = Counter()
-        for span in list(self._last)[-OF_LAST:]:
+        for span in list(self._last)[-OF_SPANS:]:
             counts.update(span.strangers)
         return tuple(
             KernelUse(name=name, digest=digest, launches=launches)
             for (name, digest), launches in counts.most_common(TOLD)
+            if launches >= counts.total() * SMALL
         )
 
     def _explained_share(self) -> float:

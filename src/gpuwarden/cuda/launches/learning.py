@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from gpuwarden.cuda.launches.phases import Floats, representatives, shares, unlike
 from gpuwarden.cuda.launches.profile import (
-    BLOCKS_LIMIT,
     KERNELS_LIMIT,
     PHASES_LIMIT,
+    SHAPES_LIMIT,
     TRANSITIONS_LIMIT,
     LaunchProfile,
     Origin,
@@ -20,8 +20,9 @@ from gpuwarden.cuda.launches.profile import (
     ProfiledKernel,
     rounded,
 )
-from gpuwarden.cuda.launches.runs import Run, Span
+from gpuwarden.cuda.launches.runs import Run, RunSpan
 from gpuwarden.cuda.launches.sequences import unpaired
+from gpuwarden.cuda.launches.spans import AT_LEAST, OF_SPANS
 from gpuwarden.errors import UsageError
 from gpuwarden.model import LaunchWindow
 
@@ -148,13 +149,15 @@ def _profile(run: Run, span_seconds: float, name: str, origin: Origin, tool: str
         periods=run.periods(),
         phases=tuple(_phase(mixes[row]) for row in chosen),
         span_seconds=rounded(span_seconds),
-        phase_distance=_high(unlike(mixes, chosen)),
-        unexplained=_high(_left_out(run, spans)),
+        phase_distance=rounded(min(1.0, float(np.quantile(unlike(mixes, chosen), QUANTILE)))),
+        unexplained=_lasting(_left_out(run, spans)),
     )
 
 
-def _high(values: Sequence[float] | Floats) -> float:
-    return rounded(min(1.0, float(np.quantile(values, QUANTILE))))
+def _lasting(values: Sequence[float]) -> float:
+    """The most that so many of so many spans in a row reach as a comparison asks for."""
+    rows = [sorted(values[at : at + OF_SPANS]) for at in range(max(1, len(values) - OF_SPANS + 1))]
+    return rounded(min(1.0, max(row[-AT_LEAST] for row in rows if len(row) >= AT_LEAST)))
 
 
 def _phase(mix: Floats) -> Phase:
@@ -177,14 +180,15 @@ def _kernels(run: Run, mixes: Floats) -> tuple[ProfiledKernel, ...]:
             least=rounded(least[number]),
             usual=rounded(usual[number]),
             most=rounded(most[number]),
-            blocks=tuple(sorted(kernel.blocks)) if len(kernel.blocks) <= BLOCKS_LIMIT else (),
+            shapes=tuple(sorted(kernel.shapes)) if len(kernel.shapes) <= SHAPES_LIMIT else (),
+            longest_run=kernel.longest_run,
             own_rhythm_hz=rounded(fastest[number]) if kernel.own_rhythm else 0.0,
         )
         for number, kernel in enumerate(run.kernels)
     )
 
 
-def _left_out(run: Run, spans: Sequence[Span]) -> list[float]:
+def _left_out(run: Run, spans: Sequence[RunSpan]) -> list[float]:
     """Which share of each span the other ones would not explain: JIT kernels and transitions to
     them that only it has. Other kernels are known by their code."""
     had = np.sum([span.counts > 0 for span in spans], axis=0)

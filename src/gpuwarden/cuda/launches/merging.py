@@ -9,12 +9,12 @@ import numpy as np
 
 from gpuwarden.cuda.launches.phases import Floats, representatives, unlike
 from gpuwarden.cuda.launches.profile import (
-    BLOCKS_LIMIT,
     DIGESTS_LIMIT,
     KERNELS_LIMIT,
     ORIGINS_LIMIT,
     PERIODS_LIMIT,
     PHASES_LIMIT,
+    SHAPES_LIMIT,
     TRANSITIONS_LIMIT,
     LaunchProfile,
     Period,
@@ -106,8 +106,8 @@ def _kernel(
     usual = sum(kernel.usual * one.launches for one, kernel in found) / weight
     least = min(kernel.least for _, kernel in found) if len(found) == len(profiles) else 0.0
     most = max(kernel.most for _, kernel in found)
-    blocks = {block for _, kernel in found for block in kernel.blocks}
-    all_told = all(kernel.blocks for _, kernel in found) and len(blocks) <= BLOCKS_LIMIT
+    shapes = {shape for _, kernel in found for shape in kernel.shapes}
+    all_told = all(kernel.shapes for _, kernel in found) and len(shapes) <= SHAPES_LIMIT
     digests = sorted({digest for _, kernel in found for digest in kernel.digests})
     return ProfiledKernel(
         name=key[0],
@@ -117,7 +117,8 @@ def _kernel(
         least=least,
         usual=rounded(min(max(usual, least), most)),
         most=most,
-        blocks=tuple(sorted(blocks)) if all_told else (),
+        shapes=tuple(sorted(shapes)) if all_told else (),
+        longest_run=max(kernel.longest_run for _, kernel in found),
         own_rhythm_hz=max(kernel.own_rhythm_hz for _, kernel in found),
     )
 

@@ -22,7 +22,7 @@ FILE_LIMIT_BYTES = 16 << 20
 KERNELS_LIMIT = 4096
 NAME_LIMIT = 256
 DIGESTS_LIMIT = 64
-BLOCKS_LIMIT = 16
+SHAPES_LIMIT = 32
 TRANSITIONS_LIMIT = 65536
 PHASES_LIMIT = 16
 PERIODS_LIMIT = 4
@@ -35,11 +35,11 @@ Number = Annotated[int, Meta(ge=0, lt=KERNELS_LIMIT)]
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Text = Annotated[str, Meta(max_length=1024)]
 Digest = Annotated[str, Meta(max_length=128, pattern="^[0-9a-f]*$")]
-Block = tuple[
-    Annotated[int, Meta(ge=0, lt=1 << 32)],
-    Annotated[int, Meta(ge=0, lt=1 << 32)],
-    Annotated[int, Meta(ge=0, lt=1 << 32)],
-]
+Extent = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Shape = tuple[tuple[Extent, Extent, Extent], tuple[Extent, Extent, Extent]]
+"""Grid and block."""
+WITHOUT_END = 1 << 31
+"""A run of launches that fills its thread and stream."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +60,11 @@ class ProfiledKernel(Part, frozen=True, kw_only=True):
     usual: Share = 0.0
     """The median."""
     most: Share = 0.0
-    blocks: Annotated[tuple[Block, ...], Meta(max_length=BLOCKS_LIMIT)] = ()
-    """Block shapes it was launched with; empty where there were more than that, or none seen."""
+    shapes: Annotated[tuple[Shape, ...], Meta(max_length=SHAPES_LIMIT)] = ()
+    """Grids and blocks it was launched with; empty where there were more, or none was seen."""
+    longest_run: Annotated[int, Meta(ge=0, le=WITHOUT_END)] = 0
+    """Most launches of it in a row in one thread and stream; ``WITHOUT_END`` where it had one for
+    itself, 0 where none was sampled."""
     own_rhythm_hz: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Launches a second where they come out of step with all others; 0: in step, or not known."""
 

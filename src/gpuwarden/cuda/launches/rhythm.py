@@ -3,7 +3,8 @@
 What belongs to a program's loop is launched between the same neighbours again and again; what has
 a clock of its own falls between any two of them, as chance has it. So the neighbours of its
 launches are compared with those of moments picked by chance: no period has to be known, and
-neither jitter nor a changing step matters.
+neither jitter nor a changing step matters. Neighbours are asked for in the process as a whole and
+in its own thread and stream: several threads that each do their step in order know only the latter.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuwarden.cuda.launches.sequences import Array, pair
+from gpuwarden.cuda.launches.sequences import Array, Mask, Stretch, pair
 
 LAUNCHES = 60
-"""So many are judged together."""
+"""So many, or bursts of them, are judged together."""
 WINDOWS = 3
 OF_WINDOW = 64
 """Launches of one window that are looked at."""
@@ -33,6 +34,9 @@ INTERVALS = 20
 EVEN_COUNTS = 0.4
 """Variance of the launches in a window, over their mean: 1 for those that come by chance."""
 COUNTED_WINDOWS = 12
+WINDOWS_LIMIT = 240
+"""A kernel that is so seldom seen is not judged."""
+PAIRS_LIMIT = 16384
 
 
 class Verdict(NamedTuple):
@@ -40,9 +44,62 @@ class Verdict(NamedTuple):
 
     out_of_step: bool
     steady: bool
-    launches: int
     interval_seconds: float
     """The usual one; 0 when none was seen."""
+
+
+class _Neighbours:
+    """Between which other launches those of one kernel come, and what chance would give."""
+
+    def __init__(self) -> None:
+        self.bursts = 0
+        """Launches in a row, with no other between them, are one."""
+        self._contexts: Counter[int] = Counter()
+        self._by_time: dict[int, float] = {}
+        self._by_count: dict[int, float] = {}
+        self._between: Counter[int] = Counter()
+
+    def add(self, at_ns: Array, others_at_ns: Array, others: Array) -> None:
+        """Launches in order of time beside the other ones there."""
+        if len(others) < NEIGHBOURS:
+            return
+        inside = np.unique(np.searchsorted(others_at_ns, at_ns, side="right"))
+        inside = inside[(inside > 0) & (inside < len(others))]
+        if len(inside):
+            self._contexts.update(pair(others[inside - 1], others[inside]).tolist())
+            self._between.update(np.diff(inside).tolist())
+            self.bursts += len(inside)
+            self._expect(others_at_ns, others, len(inside))
+
+    def _expect(self, at_ns: Array, others: Array, count: int) -> None:
+        """What the neighbours would be of moments by chance, and of launches by chance."""
+        pairs, place = np.unique(pair(others[:-1], others[1:]), return_inverse=True)
+        gaps = np.diff(at_ns).astype(float)
+        by_time = np.bincount(place, gaps, len(pairs)) * (count / (float(gaps.sum()) or 1.0))
+        by_count = np.bincount(place, minlength=len(pairs)) * (count / len(place))
+        for code, time_share, count_share in zip(
+            pairs.tolist(), by_time.tolist(), by_count.tolist(), strict=True
+        ):
+            if len(self._by_time) >= PAIRS_LIMIT and code not in self._by_time:
+                continue
+            self._by_time[code] = self._by_time.get(code, 0.0) + time_share
+            self._by_count[code] = self._by_count.get(code, 0.0) + count_share
+
+    def are_the_same(self) -> bool:
+        """Whether the launches come between the same others more often than by chance."""
+        count = self.bursts
+        pairs = count * (count - 1) / 2
+        alike = sum(n * (n - 1) / 2 for n in self._contexts.values())
+        by_chance = max(
+            sum(share * share for share in shares.values()) / count**2
+            for shares in (self._by_time, self._by_count)
+        )
+        expected = by_chance * pairs
+        step, often = max(self._between.items(), key=lambda one: one[1], default=(0, 0))
+        total = self._between.total()
+        locked = not total or often >= LOCKED * total
+        may_hide = by_chance > DISTINCT or step <= 3
+        return alike > 2 * expected + 3 * expected**0.5 or (may_hide and locked)
 
 
 class Rhythm:
@@ -55,13 +112,9 @@ class Rhythm:
         self._start()
 
     def _start(self) -> None:
-        self._launches = 0
         self._windows = 0
-        self._contexts: Counter[int] = Counter()
-        self._by_time: dict[int, float] = {}
-        self._by_count: dict[int, float] = {}
-        self._between: Counter[int] = Counter()
-        self._gaps = 0
+        self._anywhere = _Neighbours()
+        self._in_lane = _Neighbours()
         self._intervals: list[float] = []
 
     def counted(self, launches: int) -> None:
@@ -70,60 +123,30 @@ class Rhythm:
         if len(self._counted) > 2 * COUNTED_WINDOWS:
             del self._counted[0]
 
-    def add(self, at_ns: Array, lane: Array, others_at_ns: Array, others: Array) -> bool:
-        """Launches in a sampled stretch beside the other ones there, both in order of time;
-        whether that made up a new verdict."""
-        inside = np.searchsorted(others_at_ns, at_ns, side="right")
-        keep = (inside > 0) & (inside < len(others))
-        if len(others) < NEIGHBOURS or not keep.any():
+    def add(self, samples: Stretch, mine: Mask, others: Mask) -> bool:
+        """One window's launches of the kernel, and the other ones to compare them with; whether
+        that made up a new verdict."""
+        at = np.flatnonzero(mine)[:OF_WINDOW]
+        if not len(at):
             return False
-        inside, at_ns, lane = inside[keep], at_ns[keep], lane[keep]
-        inside, at_ns, lane = inside[:OF_WINDOW], at_ns[:OF_WINDOW], lane[:OF_WINDOW]
-        count = len(inside)
-        self._contexts.update(pair(others[inside - 1], others[inside]).tolist())
-        self._expect(others_at_ns, others, count)
-        between = np.diff(inside)
-        self._between.update(between[between > 0].tolist())
-        self._gaps += len(between)
-        for number in np.unique(lane):
-            self._intervals.extend((np.diff(at_ns[lane == number]) / 1e9).tolist())
-        self._launches += count
         self._windows += 1
-        if self._launches < LAUNCHES or self._windows < WINDOWS:
+        self._anywhere.add(samples.at_ns[at], samples.at_ns[others], samples.kernel[others])
+        for lane in np.unique(samples.lane[at]):
+            own = at[samples.lane[at] == lane]
+            beside = others & (samples.lane == lane)
+            self._in_lane.add(samples.at_ns[own], samples.at_ns[beside], samples.kernel[beside])
+            self._intervals.extend((np.diff(samples.at_ns[own]) / 1e9).tolist())
+        if self._anywhere.bursts < LAUNCHES or self._windows < WINDOWS:
+            if self._windows >= WINDOWS_LIMIT:
+                self._start()
             return False
-        self.verdict = self._judge()
+        in_step = self._anywhere.are_the_same()
+        if self._in_lane.bursts >= LAUNCHES // 2:
+            in_step = in_step or self._in_lane.are_the_same()
+        usual = float(np.median(self._intervals)) if self._intervals else 0.0
+        self.verdict = Verdict(not in_step, self._steady(usual), usual)
         self._start()
         return True
-
-    def _expect(self, at_ns: Array, others: Array, count: int) -> None:
-        """What the neighbours would be of moments by chance, and of launches by chance."""
-        pairs, place = np.unique(pair(others[:-1], others[1:]), return_inverse=True)
-        gaps = np.diff(at_ns).astype(float)
-        span = float(gaps.sum()) or 1.0
-        by_time = np.bincount(place, gaps, len(pairs)) * (count / span)
-        by_count = np.bincount(place, minlength=len(pairs)) * (count / len(place))
-        for code, time_share, count_share in zip(
-            pairs.tolist(), by_time.tolist(), by_count.tolist(), strict=True
-        ):
-            self._by_time[code] = self._by_time.get(code, 0.0) + time_share
-            self._by_count[code] = self._by_count.get(code, 0.0) + count_share
-
-    def _judge(self) -> Verdict:
-        count = self._launches
-        pairs = count * (count - 1) / 2
-        alike = sum(n * (n - 1) / 2 for n in self._contexts.values())
-        by_chance = max(
-            sum(share * share for share in shares.values()) / count**2
-            for shares in (self._by_time, self._by_count)
-        )
-        expected = by_chance * pairs
-        in_step = alike > 2 * expected + 3 * expected**0.5
-        step, often = max(self._between.items(), key=lambda one: one[1], default=(0, 0))
-        locked = self._gaps > 0 and often >= LOCKED * self._gaps
-        if by_chance > DISTINCT or step <= 3:
-            in_step = in_step or locked or not self._gaps
-        usual = float(np.median(self._intervals)) if self._intervals else 0.0
-        return Verdict(not in_step, self._steady(usual), count, usual)
 
     def _steady(self, usual: float) -> bool:
         if len(self._intervals) >= INTERVALS:

@@ -12,12 +12,14 @@ from gpuwarden.cuda.launches.kernels import normalised, spelled
 from gpuwarden.cuda.launches.period import Periods
 from gpuwarden.cuda.launches.phases import Floats
 from gpuwarden.cuda.launches.profile import (
-    BLOCKS_LIMIT,
     DIGESTS_LIMIT,
     KERNELS_LIMIT,
     PERIODS_LIMIT,
+    SHAPES_LIMIT,
     TRANSITIONS_LIMIT,
+    WITHOUT_END,
     Period,
+    Shape,
 )
 from gpuwarden.cuda.launches.rhythm import Rhythm
 from gpuwarden.cuda.launches.sequences import (
@@ -26,6 +28,7 @@ from gpuwarden.cuda.launches.sequences import (
     Stretch,
     before_in_lane,
     pair,
+    runs,
     stretch,
     unpaired,
 )
@@ -36,6 +39,8 @@ WINDOWS_LIMIT = 14_400
 COUNTED_WINDOWS = 240
 """The last ones, for periods of seconds."""
 SPAN_LAUNCHES = 100
+ALONE = 8
+"""So many launches in a thread and stream, all of one kernel, are a stream of its own."""
 
 
 class RunKernel(Struct):
@@ -44,7 +49,8 @@ class RunKernel(Struct):
     name: str
     jit: bool
     digests: dict[str, None] = field(default_factory=dict)
-    blocks: dict[tuple[int, int, int], None] = field(default_factory=dict)
+    shapes: set[Shape] = field(default_factory=set)
+    longest_run: int = 0
     rhythm: Rhythm | None = field(default_factory=Rhythm)
     """None when it was judged."""
     own_rhythm: bool = False
@@ -59,7 +65,7 @@ class RunWindow(Struct, frozen=True):
     pairs: dict[int, int]
 
 
-class Span(Struct):
+class RunSpan(Struct):
     """Some windows in a row."""
 
     counts: Floats
@@ -153,21 +159,32 @@ class Run:
                 made[code] = count
         for place, number in zip(taken.of_window.tolist(), taken.kernel.tolist(), strict=True):
             if number != NONE:
-                blocks = self.kernels[number].blocks
-                if len(blocks) <= BLOCKS_LIMIT:
-                    blocks[window.samples[place].block] = None
+                shapes = self.kernels[number].shapes
+                if len(shapes) <= SHAPES_LIMIT:
+                    shapes.add((window.samples[place].grid, window.samples[place].block))
+        self._measure_runs(taken)
         self._judge_rhythms(taken)
         return made
+
+    def _measure_runs(self, taken: Stretch) -> None:
+        found = runs(taken.lane, taken.kernel)
+        lanes, whole = np.unique(taken.lane, return_counts=True)
+        filling = found.length == whole[np.searchsorted(lanes, found.lane)]
+        for number, length, fills in zip(
+            found.kernel.tolist(), found.length.tolist(), filling.tolist(), strict=True
+        ):
+            if number != NONE:
+                kernel = self.kernels[number]
+                long = WITHOUT_END if fills and length >= ALONE else length
+                kernel.longest_run = max(kernel.longest_run, long)
 
     def _judge_rhythms(self, taken: Stretch) -> None:
         for number in np.unique(taken.kernel).tolist():
             kernel = self.kernels[number] if number != NONE else None
             if kernel is None or kernel.rhythm is None:
                 continue
-            mine, others = taken.kernel == number, taken.kernel != number
-            if kernel.rhythm.add(
-                taken.at_ns[mine], taken.lane[mine], taken.at_ns[others], taken.kernel[others]
-            ):
+            others = (taken.kernel != number) & (taken.kernel != NONE)
+            if kernel.rhythm.add(taken, taken.kernel == number, others):
                 verdict = kernel.rhythm.verdict
                 kernel.own_rhythm = verdict is not None and verdict.out_of_step
                 kernel.rhythm = None
@@ -183,10 +200,10 @@ class Run:
             rows.append(row)
         return self._periods.found(rows)[:PERIODS_LIMIT]
 
-    def spans(self, seconds: float) -> list[Span]:
+    def spans(self, seconds: float) -> list[RunSpan]:
         """Its windows in spans of that length; those with next to no launches are left out."""
-        found: list[Span] = []
-        span = Span(np.zeros(len(self.kernels)), Counter())
+        found: list[RunSpan] = []
+        span = RunSpan(np.zeros(len(self.kernels)), Counter())
         for window in self.windows:
             span.counts[window.numbers] += window.counts
             span.pairs.update(window.pairs)
@@ -194,7 +211,7 @@ class Run:
             if span.seconds >= seconds:
                 if span.counts.sum() >= SPAN_LAUNCHES:
                     found.append(span)
-                span = Span(np.zeros(len(self.kernels)), Counter())
+                span = RunSpan(np.zeros(len(self.kernels)), Counter())
         return found
 
     def late_share(self) -> float:

@@ -71,6 +71,29 @@ def before_in_lane(lane: Array, counts: Mask) -> Array:
     return found
 
 
+class Runs(NamedTuple):
+    """Launches of one kernel in a row in their lane."""
+
+    lane: Array
+    kernel: Array
+    length: Array
+    of: Array
+    """For each launch, which run it is in."""
+
+
+def runs(lane: Array, kernel: Array) -> Runs:
+    """The runs of launches in order of time."""
+    count = len(lane)
+    order = np.lexsort((np.arange(count), lane))
+    lanes, kernels = lane[order], kernel[order]
+    first = np.ones(count, bool)
+    first[1:] = (lanes[1:] != lanes[:-1]) | (kernels[1:] != kernels[:-1])
+    number = np.cumsum(first) - 1
+    of = np.empty(count, np.int64)
+    of[order] = number
+    return Runs(lanes[first], kernels[first], np.bincount(number, minlength=int(first.sum())), of)
+
+
 def pair(first: Array, second: Array) -> Array:
     """One number for two kernels in order; neither may be ``NONE``."""
     return (first << PAIR_BITS) | second

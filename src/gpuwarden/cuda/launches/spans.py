@@ -14,13 +14,15 @@ from gpuwarden.cuda.launches.profile import LaunchProfile
 from gpuwarden.model import KernelUse, LaunchWindow
 
 SAMPLES = 8
-"""Of a kernel in a span, for its share of novel launches to be told."""
+"""Of a kernel in a span, for its share of launches out of place to be told."""
 MIXED_IN = 0.2
-"""A kernel with such a share of novel launches is not asked whether the rest is as learned."""
+"""A kernel with such a share of launches out of place is not asked whether the rest is as learned."""
 REST_LAUNCHES = 100
 DISTANCE_FACTOR, DISTANCE_MARGIN = 1.5, 0.05
 UNEXPLAINED_FACTOR, UNEXPLAINED_MARGIN = 2.0, 0.03
 UNEXPLAINED_LEAST = 0.05
+OF_SPANS, AT_LEAST = 6, 3
+"""So many of the last spans must have launches that are not explained."""
 STRANGERS_LIMIT = 64
 
 Stranger = tuple[str, str]
@@ -51,7 +53,7 @@ class Span(Struct):
 
     counts: Floats
     sampled: Floats
-    novel: Floats
+    unplaced: Floats
     claimed: Floats
     seconds: float = 0.0
     launches: int = 0
@@ -92,9 +94,9 @@ class Spans:
             self._count(use, placed)
         if seen is not None:
             numbers = np.array([one.number for one in places], np.int64)
-            number = numbers[seen.samples.kernel]
+            number = numbers[seen.index]
             span.sampled += np.bincount(number[seen.claimed], minlength=self._kernels)
-            span.novel += np.bincount(number[seen.novel], minlength=self._kernels)
+            span.unplaced += np.bincount(number[seen.unplaced], minlength=self._kernels)
         span.seconds += max(0.0, (window.until_ns - window.from_ns) / 1e9)
         if span.seconds < self._profile.span_seconds:
             return None
@@ -123,18 +125,18 @@ class Spans:
 
     def _fit(self, span: Span) -> SpanFit:
         share = np.divide(
-            span.novel, span.sampled, out=np.zeros(self._kernels), where=span.sampled >= SAMPLES
+            span.unplaced, span.sampled, out=np.zeros(self._kernels), where=span.sampled >= SAMPLES
         )
-        novel = share * span.claimed
+        unplaced = share * span.claimed
         strangers = dict(span.strangers)
-        for number in np.flatnonzero(novel >= 1).tolist():
+        for number in np.flatnonzero(unplaced >= 1).tolist():
             stranger = span.names[number]
-            strangers[stranger] = strangers.get(stranger, 0) + int(novel[number])
+            strangers[stranger] = strangers.get(stranger, 0) + int(unplaced[number])
         distance = self._distance(span, share > MIXED_IN)
         return SpanFit(
             launches=span.launches,
             outside=span.outside,
-            unexplained=span.strange + int(novel.sum()),
+            unexplained=span.strange + int(unplaced.sum()),
             distance=distance,
             is_usual=distance <= self.distance_limit,
             new_known=span.new_known,
@@ -143,7 +145,7 @@ class Spans:
         )
 
     def _distance(self, span: Span, mixed_in: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-        """How far the launches are from the learned phases, kernels with novel launches aside."""
+        """How far the launches are from the learned phases, those with launches out of place aside."""
         rest = np.where(mixed_in, 0.0, span.counts)
         total = float(rest.sum()) + span.new_known
         if total < REST_LAUNCHES or not len(self._phases):
