@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpuwarden.cuda.library_files import RECHECK_SECONDS, LibraryFiles
+from gpuwarden.cuda.library_files import LibraryFiles
 from gpuwarden.cuda.mapped_files import Executable, MapsKey, read_executables
 from gpuwarden.cuda.readiness import Readiness
 from gpuwarden.cuda.side_band import SideBand
@@ -133,7 +133,6 @@ class Libraries:
             return
         heard = self._side_band.hear()
         files, users, own = self._files.book.files, self._users, self._files.own_pids
-        fresh = self._now - RECHECK_SECONDS
         for pid, key, generation, start, end, name in heard.mapped:
             if pid in users:
                 self._to_read.add(pid)
@@ -142,14 +141,15 @@ class Libraries:
                 known is not None
                 and known.library is None
                 and not known.waits
-                and known.checked_at > fresh
+                and known.checked_at == self._now
                 and known.generation in (generation, None)
             ):
                 continue
             if key[2] and pid not in own:
-                place = Executable(start, end, name.decode("utf-8", "backslashreplace"))
+                place = Executable(pid, start, end, name.decode("utf-8", "backslashreplace"))
                 known = self._files.meet(pid, key, place, generation)
-                if known is not None and known.library is not None:
+                # Mapped no more as it was told, it may be in another way.
+                if known is None or known.library is not None:
                     self._to_read.add(pid)
         self._to_read.update(child for child, parent in heard.forked if parent in users)
         self._to_read.update(pid for pid in heard.ended if pid in users)

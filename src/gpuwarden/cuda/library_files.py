@@ -24,8 +24,6 @@ from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.probes.cuda.functions import SLOTS
 
-RECHECK_SECONDS = 1.0
-"""After which a file that is mapped again is asked whether it is still as it was."""
 LIBRARIES_LIMIT = 256
 HOMES_LIMIT = DESCRIPTORS_LIMIT - 1
 """Files that another may be the same as; beyond, one file may be attached to twice."""
@@ -118,7 +116,7 @@ class LibraryFiles:
             if known.waits:
                 self._waiting.setdefault(key, set()).add(pid)
                 return known
-            if not self._has_changed(known, pid, place, generation):
+            if not self._has_changed(known, place, generation):
                 return known
             self.problems.pop(key, None)
             self.book.forget(key)
@@ -157,15 +155,14 @@ class LibraryFiles:
 
     # ---------------------------------------------------------------- files
 
-    def _has_changed(
-        self, known: KnownFile, pid: int, place: Executable, generation: int | None
-    ) -> bool:
+    def _has_changed(self, known: KnownFile, place: Executable, generation: int | None) -> bool:
         if generation is not None and known.generation not in (generation, None):
             return True
-        if self.now - known.checked_at < RECHECK_SECONDS:
+        # Once a look: what is asked now is younger than every mapping that the look is about.
+        if known.checked_at == self.now:
             return False
         try:
-            mark = status_of(self._host, pid, place.start, place.end).mark
+            mark = status_of(self._host, place).mark
         except GpuwardenError:
             return False
         known.checked_at = self.now
@@ -177,7 +174,7 @@ class LibraryFiles:
     ) -> _Subject | None:
         """The file opened, and known from now on; None where there is nothing to read."""
         try:
-            file = open_mapped(self._host, pid, place.start, place.end)
+            file = open_mapped(self._host, place)
         except Unavailable:
             # It is mapped no more; others that wait for it are asked for it anew.
             self.book.files.pop(key, None)

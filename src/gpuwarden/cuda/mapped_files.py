@@ -49,8 +49,12 @@ MapsKey = tuple[int, int, int]
 
 
 class Executable(NamedTuple):
-    """The first executable mapping of a file in a process."""
+    """The first executable mapping of a file in a process; ``pid``: where /proc shows it.
 
+    That is another thread's once the first one of the process has ended.
+    """
+
+    pid: int
     start: int
     end: int
     path: str
@@ -80,14 +84,14 @@ class MappedFile(NamedTuple):
     status: Status
 
 
-def parse_executables(data: bytes) -> dict[MapsKey, Executable]:
+def parse_executables(data: bytes, pid: int) -> dict[MapsKey, Executable]:
     """The files mapped executable in the text of /proc/<pid>/maps."""
     found: dict[MapsKey, Executable] = {}
     for start, end, major, minor, inode, path in _EXECUTABLE.findall(data):
         key = (int(major, 16), int(minor, 16), int(inode))
         if key not in found and key != (0, 0, 0):
             shown = path.decode("utf-8", "backslashreplace")
-            found[key] = Executable(int(start, 16), int(end, 16), shown)
+            found[key] = Executable(pid, int(start, 16), int(end, 16), shown)
     return found
 
 
@@ -101,27 +105,28 @@ def read_executables(host: Host, pid: int) -> dict[MapsKey, Executable]:
         # A process whose first thread has ended shows its memory under its other threads only.
         thread = living_thread(host, read_line(host, pid))
         if thread is not None:
+            pid = thread.pid
             data = host.read_bytes(f"/proc/{thread.pid}/maps", MAPS_LIMIT_BYTES)
-    return parse_executables(data)
+    return parse_executables(data, pid)
 
 
-def status_of(host: Host, pid: int, start: int, end: int) -> Status:
+def status_of(host: Host, place: Executable) -> Status:
     """The status of a mapped file, which is not opened. Errors: Unavailable, Denied."""
-    link = _link(host, pid, start, end)
+    link = _link(host, place)
     try:
         return _status(_HERE, os.fsencode(link))
     except OSError as error:
         raise _told(error) from error
 
 
-def open_mapped(host: Host, pid: int, start: int, end: int) -> MappedFile | None:
+def open_mapped(host: Host, place: Executable) -> MappedFile | None:
     """A handle on the file behind a mapping; None if it is no regular file.
 
     Errors: Unavailable when it is mapped no more or its process has ended, Denied.
     """
     try:
         flags = os.O_PATH | os.O_CLOEXEC
-        handle = os.open(_link(host, pid, start, end), flags)
+        handle = os.open(_link(host, place), flags)
     except OSError as error:
         raise _told(error) from error
     try:
@@ -157,8 +162,8 @@ def parse_local_devices(data: bytes) -> frozenset[tuple[int, int]]:
     return frozenset(local - others)
 
 
-def _link(host: Host, pid: int, start: int, end: int) -> str:
-    return host.path(f"/proc/{pid}/map_files/{start:x}-{end:x}")
+def _link(host: Host, place: Executable) -> str:
+    return host.path(f"/proc/{place.pid}/map_files/{place.start:x}-{place.end:x}")
 
 
 def _status(directory: int, path: bytes) -> Status:
