@@ -262,10 +262,15 @@ class CudaSide:
             if found >= SIBLINGS_LIMIT:
                 return
 
-    def profile_of(self, key: NamedKey) -> str:
-        """The code profile that a process was last judged with; empty for none."""
+    def modules(self, key: NamedKey) -> tuple[GpuModule, ...]:
+        """What a process loaded that is not simply known, as it was last judged."""
         judged = self._judged.get(key)
-        return "" if judged is None else judged.profile
+        return () if judged is None else judged.modules
+
+    def whose(self, key: NamedKey) -> Whose:
+        """Whose a process is, as it was last judged; its ``profile`` is empty for none."""
+        judged = self._judged.get(key)
+        return Whose() if judged is None else judged.whose
 
     def untold(self, key: StartKey) -> int:
         """Loads and contexts since this was asked last."""
@@ -290,8 +295,8 @@ class CudaSide:
         processes: list[CudaProcess] = []
         modules: list[GpuModule] = []
         for key in self.calling():
-            judged, fact = self._judged.get(key), self.fact(key)
-            modules += () if judged is None else judged.modules
+            fact = self.fact(key)
+            modules += self.modules(key)
             processes += () if fact is None else (fact,)
         return replace(memory, cuda=tuple(processes), modules=tuple(modules))
 

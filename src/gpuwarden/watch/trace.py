@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from gpuwarden.cuda.book import Used
 from gpuwarden.cuda.messages import LaunchesSeen, LibraryGone, LibrarySeen, Message
 from gpuwarden.cuda.options import TracerOptions
 from gpuwarden.errors import Denied, UsageError
@@ -31,6 +31,9 @@ from gpuwarden.watch.open_judge import Surroundings, container_of
 from gpuwarden.watch.open_watch import OpenWatch
 from gpuwarden.watch.waiter import Waiter
 from gpuwarden.watch.workers import Worker
+
+if TYPE_CHECKING:
+    from gpuwarden.watch.trace_learning import RunOfProcess
 
 BUDGET_SECONDS = 0.02
 LINGER_SECONDS = 1.5
@@ -60,6 +63,7 @@ class Trace:
         self._write = write
         self._host = Host(arguments.root)
         self._findings: dict[str, Finding] = {}
+        self._runs: dict[NamedKey, RunOfProcess] = {}
         self._chosen: dict[NamedKey, tuple[Process, Container | None]] = {}
         node = read_machine(self._host)
         self._node = node.hostname
@@ -178,8 +182,10 @@ class Trace:
         return render(told, width=self._width, colour=self._colour)
 
     def _tell(self, message: Message, profile: str) -> None:
-        if isinstance(message, LaunchesSeen) and not self._arguments.launches:
-            return
+        if isinstance(message, LaunchesSeen):
+            self._keep(message)
+            if not self._arguments.launches:
+                return
         if isinstance(message, LibrarySeen | LibraryGone):
             if not self._arguments.all:
                 return  # told in the summary, of the processes that were asked for
@@ -191,6 +197,18 @@ class Trace:
         else:
             text = self._lines.text(message, profile, width=self._width, colour=self._colour)
         self._write(text)
+
+    def _keep(self, message: LaunchesSeen) -> None:
+        """Keeps a window of a run that is to be learned from."""
+        key = key_of(message)
+        if self._arguments.learn is None or self._choose(key) is None:
+            return
+        from gpuwarden.watch.trace_learning import RunOfProcess
+
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = RunOfProcess(pid=key[0], windows=[])
+        run.add(message.window)
 
     def _choose(self, key: NamedKey) -> tuple[Process, Container | None] | None:
         """The process, if it is one of those that were asked for, with its container."""
@@ -231,13 +249,15 @@ class Trace:
             known, fact = self._choose(key), self._side.fact(key)
             if known is not None and fact is not None:
                 place = container_name(*known)
-                traced.append(Traced(fact, known[0], place, self._side.profile_of(key)))
+                profile = self._side.whose(key).profile
+                modules = self._side.modules(key)
+                traced.append(Traced(fact, known[0], place, profile, modules))
         blind = self._blind(traced)
         if not self._arguments.events:
             self._write(closing_table(traced, width=self._width, colour=self._colour))
             self._write("".join(f"not seen: {escape(one)}\n" for one in blind))
         if self._arguments.learn is not None:
-            self._learn([self._side.book.used(key) for key in self._chosen])
+            self._learn()
         if any(
             severity_rank(one.severity) >= severity_rank("error") for one in self._findings.values()
         ):
@@ -257,8 +277,28 @@ class Trace:
             )
         return tuple(problems)
 
-    def _learn(self, used: Sequence[Used | None]) -> None:
-        raise NotImplementedError
+    def _learn(self) -> None:
+        from gpuwarden.watch.trace_learning import learned
+
+        for key, part in self._runs.items():
+            part.digests = self._side.digests_of(key)
+            whose = self._side.whose(key)
+            part.workload, part.profile = whose.workload, whose.profile
+            part.findings = [
+                one
+                for one in self._findings.values()
+                if (one.subject.pid, one.subject.start_time_ticks) == key
+            ]
+        path = self._arguments.learn
+        found = learned(self._runs.values(), path, node=self._node, merged=self._arguments.merge)
+        if not self._arguments.events:
+            self._write(
+                escape(
+                    f"{path}: learned {found.launches:,} launches of {len(found.kernels)} kernels "
+                    f"in {found.seconds:.0f} s, {found.runs} run{'s' * (found.runs != 1)}"
+                )
+                + "\n"
+            )
 
 
 def run(
