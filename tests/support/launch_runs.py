@@ -159,8 +159,7 @@ class Workload:
             else one
             for number, one in enumerate(self.table)
         ]
-        other = replace(self, table=table)
-        return other
+        return replace(self, table=table)
 
     def with_shapes(self, seed: int, share: float = 0.3) -> Workload:
         """The same program with other shapes: other kernels of the same libraries, other times."""

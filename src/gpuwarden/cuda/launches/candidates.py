@@ -108,10 +108,10 @@ class Candidates:
         others = seen.ordinary
         asked = seen.novel | seen.strange
         masks: dict[Key, Mask] = {}
-        for index in np.unique(seen.index[asked]).tolist():
+        for index in np.unique(seen.place[asked]).tolist():
             key = keys[index]
             if key is not None:
-                mine = asked & (seen.index == index)
+                mine = asked & (seen.place == index)
                 masks[key] = masks[key] | mine if key in masks else mine
                 self._of(key, window.kernels[index], places[index], window)
         for key, candidate in self._found.items():

@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
     samples: Stretch
     """``kernel`` is a number that stays the same from window to window."""
-    index: Array
+    place: Array
     """The launch's place in the window's kernels."""
     strange: Mask
     """Of kernels that the profile does not have, code that is known aside."""

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuwarden.cuda.launches.sequences import Array, Mask, Stretch, pair
+from gpuwarden.cuda.launches.phases import Floats
+from gpuwarden.cuda.launches.sequences import Array, Mask, Stretch
 
 LAUNCHES = 60
 """So many, or bursts of them, are judged together."""
@@ -37,6 +38,9 @@ COUNTED_WINDOWS = 12
 WINDOWS_LIMIT = 240
 """A kernel that is so seldom seen is not judged."""
 PAIRS_LIMIT = 16384
+ANYWHERE, IN_LANE = 1, 2
+"""Neighbours to each side. In its lane a kernel has exact ones, and a common kernel many places."""
+PRIME = 1_000_003
 
 
 class Verdict(NamedTuple):
@@ -51,7 +55,9 @@ class Verdict(NamedTuple):
 class _Neighbours:
     """Between which other launches those of one kernel come, and what chance would give."""
 
-    def __init__(self) -> None:
+    def __init__(self, reach: int) -> None:
+        """``reach``: how many to each side are looked at."""
+        self._reach = reach
         self.bursts = 0
         """Launches in a row, with no other between them, are one."""
         self._contexts: Counter[int] = Counter()
@@ -64,17 +70,27 @@ class _Neighbours:
         if len(others) < NEIGHBOURS:
             return
         inside = np.unique(np.searchsorted(others_at_ns, at_ns, side="right"))
-        inside = inside[(inside > 0) & (inside < len(others))]
+        reach = self._reach
+        inside = inside[(inside >= reach) & (inside <= len(others) - reach)] - reach
         if len(inside):
-            self._contexts.update(pair(others[inside - 1], others[inside]).tolist())
+            contexts = self._all_contexts(others)
+            self._contexts.update(contexts[inside].tolist())
             self._between.update(np.diff(inside).tolist())
             self.bursts += len(inside)
-            self._expect(others_at_ns, others, len(inside))
+            gaps = np.diff(others_at_ns)[reach - 1 : len(contexts) + reach - 1]
+            self._expect(contexts, gaps.astype(float), len(inside))
 
-    def _expect(self, at_ns: Array, others: Array, count: int) -> None:
+    def _all_contexts(self, others: Array) -> Array:
+        """A number for the neighbours of each gap between two others."""
+        count = len(others) - 2 * self._reach + 1
+        contexts = others[:count].copy()
+        for step in range(1, 2 * self._reach):
+            contexts = contexts * PRIME + others[step : step + count]
+        return contexts
+
+    def _expect(self, contexts: Array, gaps: Floats, count: int) -> None:
         """What the neighbours would be of moments by chance, and of launches by chance."""
-        pairs, place = np.unique(pair(others[:-1], others[1:]), return_inverse=True)
-        gaps = np.diff(at_ns).astype(float)
+        pairs, place = np.unique(contexts, return_inverse=True)
         by_time = np.bincount(place, gaps, len(pairs)) * (count / (float(gaps.sum()) or 1.0))
         by_count = np.bincount(place, minlength=len(pairs)) * (count / len(place))
         for code, time_share, count_share in zip(
@@ -113,8 +129,8 @@ class Rhythm:
 
     def _start(self) -> None:
         self._windows = 0
-        self._anywhere = _Neighbours()
-        self._in_lane = _Neighbours()
+        self._anywhere = _Neighbours(ANYWHERE)
+        self._in_lane = _Neighbours(IN_LANE)
         self._intervals: list[float] = []
 
     def counted(self, launches: int) -> None:

@@ -53,6 +53,8 @@ class RunKernel(Struct):
     longest_run: int = 0
     rhythm: Rhythm | None = field(default_factory=Rhythm)
     """None when it was judged."""
+    apart: bool = True
+    """On threads and streams of its own, while it was not judged."""
     own_rhythm: bool = False
 
 
@@ -184,9 +186,11 @@ class Run:
             if kernel is None or kernel.rhythm is None:
                 continue
             others = (taken.kernel != number) & (taken.kernel != NONE)
-            if kernel.rhythm.add(taken, taken.kernel == number, others):
+            mine = taken.kernel == number
+            kernel.apart &= not np.isin(taken.lane[mine], taken.lane[others]).any()
+            if kernel.rhythm.add(taken, mine, others):
                 verdict = kernel.rhythm.verdict
-                kernel.own_rhythm = verdict is not None and verdict.out_of_step
+                kernel.own_rhythm = kernel.apart and verdict is not None and verdict.out_of_step
                 kernel.rhythm = None
 
     # ---------------------------------------------------------------- as a whole

@@ -16,7 +16,7 @@ from gpuwarden.model import KernelUse, LaunchWindow
 SAMPLES = 8
 """Of a kernel in a span, for its share of launches out of place to be told."""
 MIXED_IN = 0.2
-"""A kernel with such a share of launches out of place is not asked whether the rest is as learned."""
+"""Kernels with such a share of launches out of place are left out when the rest is compared."""
 REST_LAUNCHES = 100
 DISTANCE_FACTOR, DISTANCE_MARGIN = 1.5, 0.05
 UNEXPLAINED_FACTOR, UNEXPLAINED_MARGIN = 2.0, 0.03
@@ -94,7 +94,7 @@ class Spans:
             self._count(use, placed)
         if seen is not None:
             numbers = np.array([one.number for one in places], np.int64)
-            number = numbers[seen.index]
+            number = numbers[seen.place]
             span.sampled += np.bincount(number[seen.claimed], minlength=self._kernels)
             span.unplaced += np.bincount(number[seen.unplaced], minlength=self._kernels)
         span.seconds += max(0.0, (window.until_ns - window.from_ns) / 1e9)
@@ -145,7 +145,7 @@ class Spans:
         )
 
     def _distance(self, span: Span, mixed_in: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-        """How far the launches are from the learned phases, those with launches out of place aside."""
+        """How far the launches are from the learned phases, kernels out of place aside."""
         rest = np.where(mixed_in, 0.0, span.counts)
         total = float(rest.sum()) + span.new_known
         if total < REST_LAUNCHES or not len(self._phases):
