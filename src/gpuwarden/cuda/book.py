@@ -28,6 +28,7 @@ from gpuwarden.model import (
     LoadedModule,
     ModuleLoad,
 )
+from gpuwarden.probes.cuda.functions import slot_name
 from gpuwarden.probes.cuda.library import LibraryKey
 from gpuwarden.probes.cuda.records import ContextCall
 from gpuwarden.probes.events import ProcessIdentity, ticks
@@ -45,6 +46,8 @@ REASONS_LIMIT = 8
 Key = tuple[int, int]
 """(pid, start time in ticks), as findings name a process."""
 
+ENUMERATION = slot_name("CUDART_INTERFACE", 2)
+"""Runtimes call it for each device while they count them: no proof of a context."""
 GRAPHS = "kernels inside CUDA graphs: a graph is launched as one"
 RAW = "calls that do not go through a driver library (ioctls on the device nodes)"
 BEFORE = (
@@ -152,7 +155,7 @@ class CudaBook:
         key = (call.process.pid, call.process.start_time_ticks)
         used = self._of(key)
         used.identity = call.process
-        if call.result != 0:
+        if call.result != 0 or call.function == ENUMERATION:
             return None
         device = call.device or 0
         if call.call == "retained":

@@ -56,6 +56,12 @@ class Fits:
         """Launch profiles that could not be read."""
         return tuple(one.problem for one in self._opened.values() if one.problem)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many processes are compared now, and how many of them do not fit."""
+        fits = [one.fit for one in self._compared.values()]
+        return len(fits), sum(fit is not None and bool(fit.words) for fit in fits)
+
     def add(self, key: Key, profile: str, window: LaunchWindow, digests: Digests) -> bool:
         """Compares one more window; whether what is said of the process is another now."""
         compared = self._of(key, profile)

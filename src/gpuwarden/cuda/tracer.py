@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import time
 from collections.abc import Callable, Iterable
@@ -316,6 +317,7 @@ class Tracer:
             problems=tuple(self._problems.values()),
             without_library=without,
             cpu_seconds=usage.user + usage.system,
+            resident_bytes=_resident_bytes(),
         )
 
 
@@ -326,6 +328,11 @@ def _attached(probe: CudaCalls | LaunchProbe, library: FoundLibrary) -> Attached
         return AttachedLibrary(library.key, (), (), (f"not attached: {error}",))
     except OSError as error:
         return AttachedLibrary(library.key, (), (), (f"not attached: {error.strerror}",))
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _settings(policy: Policy) -> CallSettings:

@@ -24,11 +24,13 @@ from gpuwarden.cuda.messages import (
 from gpuwarden.cuda.options import TracerOptions
 from gpuwarden.model import CudaProcess, GpuModule, ModuleLoad, Process, Snapshot
 from gpuwarden.node import Node
+from gpuwarden.outputs.cuda_state import CudaState
 from gpuwarden.policy import Policy
 from gpuwarden.probes.events import ProcessIdentity
 from gpuwarden.rules.cuda_processes import declared
 from gpuwarden.rules.gpu_code import profile_of
 from gpuwarden.store_modules import Whose
+from gpuwarden.watch.cuda_counts import CudaCounts, cuda_state
 from gpuwarden.watch.cuda_facts import NamedKey, StartKey
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.judgement import Memory
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 FORGOTTEN_SECONDS = 30.0
 """How long an ended process is kept for what comes late."""
 UNTOLD_LIMIT = 1 << 14
+LIFE_ROUNDS = 5
 LEAST_SECONDS = 0.05
 SHARE = 10.0
 """A judgement of a process is followed by so many times its own length without one."""
@@ -74,7 +77,7 @@ class CudaSide:
     def __init__(self, options: TracerOptions, policy: Policy) -> None:
         self.child = TracerChild(options, policy)
         self.book = CudaBook()
-        self.state = TracerState()
+        self.counts = CudaCounts()
         self.policy = policy
         self._fits = Fits(policy)
         self.tell: TellEvent | None = None
@@ -88,11 +91,27 @@ class CudaSide:
         self._later: dict[StartKey, float] = {}
         """Processes with news that were judged a moment ago, and when they may be again."""
         self.untold_dropped = 0
+        self._starts = self._rounds = 0
 
     @property
     def launch_problems(self) -> tuple[str, ...]:
         """Launch profiles that the policy names and that could not be read."""
         return self._fits.problems
+
+    @property
+    def state(self) -> TracerState:
+        """What the tracer said of itself last."""
+        return self.counts.tracer
+
+    def metrics(self) -> CudaState:
+        """How the layer fares, for the metrics."""
+        return cuda_state(
+            self.counts,
+            self.book,
+            restarts=max(self.child.starts - 1, 0),
+            error=self.child.error,
+            unfit=self._fits.counts,
+        )
 
     def attend(self, watch: OpenWatch, identities: Identities) -> None:
         """Whom to tell that a process is to be judged."""
@@ -109,8 +128,9 @@ class CudaSide:
         self.child.look(tuple(sorted(opened)[:LOOKS_LIMIT]))
         for message in self.child.take():
             if isinstance(message, TracerState):
-                self.state = message
+                self.counts.state(message)
                 continue
+            self.counts.take(message)
             key = self.book.take(message)
             if isinstance(message, LaunchesSeen):
                 key = key if self._fits_anew(message) else None
@@ -167,7 +187,7 @@ class CudaSide:
         )
 
     def _keep_event(self, message: Message) -> None:
-        wanted = self.tell is not None or (self.sighted and isinstance(message, LoadSeen))
+        wanted = self.tell is not None or isinstance(message, LoadSeen)
         if not wanted or isinstance(message, TracerState):
             return
         if len(self._untold) >= UNTOLD_LIMIT:
@@ -189,8 +209,10 @@ class CudaSide:
             judged = self._judged.get(key) or _Judged()
             if self.tell is not None:
                 self.tell(message, judged.profile)
-            if self.sighted is not None and isinstance(message, LoadSeen):
-                self.sighted(message.load, judged.whose)
+            if isinstance(message, LoadSeen):
+                self.counts.judged(message.load, judged.profile, judged.modules)
+                if self.sighted is not None:
+                    self.sighted(message.load, judged.whose)
 
     # ---------------------------------------------------------------- what is judged
 
@@ -313,9 +335,20 @@ class CudaSide:
         """Once a second: who holds a device, and who has ended."""
         self.child.holders(tuple(sorted(set(holders))))
         now = time.monotonic()
+        if self.child.starts != self._starts:
+            # What one tracer attached to ended with it.
+            self._starts = self.child.starts
+            self.book.libraries.clear()
+        self._rounds += 1
+        waiting = {key for _, key in self._ended}
         for key in self.book.known():
             used = self.book.used(key)
-            if used is not None and used.ended and key not in {k for _, k in self._ended}:
+            if used is None or key in waiting:
+                continue
+            if self._rounds % LIFE_ROUNDS == 0 and not used.ended:
+                # A tracer tells no end of those that ended before it began.
+                used.ended = not self._identities.is_alive(key)
+            if used.ended:
                 self._ended.append((now, key))
         while self._ended and now - self._ended[0][0] >= FORGOTTEN_SECONDS:
             _, key = self._ended.popleft()

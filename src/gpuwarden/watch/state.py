@@ -123,6 +123,7 @@ def agent_state(agent: Agent, part_errors: PartErrors) -> AgentState:
             "findings": telling.findings_bytes,
             "samples": telling.samples_bytes,
         },
+        cuda=None if agent.cuda is None else agent.cuda.metrics(),
         agent=_use(agent),
     )
 
