@@ -109,7 +109,7 @@ class Decoder:
 
     def _exec(self, record: bytes) -> ExecEvent:
         time_ns, _, touched, tool, _ = _EXEC_HEAD.unpack_from(record)
-        process, _ = self._identity(record, _EXEC_PROCESS)
+        process, _ = self.identity(record, _EXEC_PROCESS)
         name = _text(record[_EXEC_TOOL:]) if tool else ""
         return ExecEvent(
             at_ns=time_ns + self.boot_offset_ns,
@@ -148,7 +148,7 @@ class Decoder:
             raise Malformed(f"an open of a kind ({how}) or a denial ({denial}) that is unknown")
         if path_length > layouts.PATH_BYTES:
             raise Malformed(f"an open whose path has {path_length} bytes")
-        process, thread_id = self._identity(record, _OPEN_PROCESS)
+        process, thread_id = self.identity(record, _OPEN_PROCESS)
         path: str | None = None
         unread: dict[str, str] = {}
         if path_length > 0:
@@ -196,7 +196,11 @@ class Decoder:
             path=_path(raw, cut=False) if raw else None,
         )
 
-    def _identity(self, record: bytes, at: int) -> tuple[ProcessIdentity, int]:
+    def identity(self, record: bytes, at: int) -> tuple[ProcessIdentity, int]:
+        """The process whose ``struct identity`` is at ``at``, and its thread. Errors: Malformed.
+
+        All of it must be there.
+        """
         head = record[at : at + _ARGV]
         values = _IDENTITY_HEAD.unpack(head)
         argv_read = values[19]

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The arguments of a user function, read where it begins: its registers and stack are untouched.
+ * The arguments of a user function, read where it begins: its registers and stack are untouched;
+ * and what it returns.
  * Source: System V ABI for AMD64; Procedure Call Standard for the Arm 64-bit Architecture.
  */
 #ifndef GPUWARDEN_ENTRY_H
@@ -18,6 +19,10 @@
 /* Behind the return address; of more than six arguments the seventh is the first of these. */
 #define ENTRY_STACK(registers) ((void *)((registers)->sp + 8))
 #define ENTRY_REGISTERS 6
+#define STACK_AT_ENTRY(registers) ((__u64)(registers)->sp)
+/* When a function returns, its return address is taken from the stack. */
+#define STACK_OF_RETURNED(registers) ((__u64)(registers)->sp - 8)
+#define RETURNED(registers) ((__u64)(registers)->ax)
 #else
 #define ENTRY_1(registers) ((registers)->regs[0])
 #define ENTRY_2(registers) ((registers)->regs[1])
@@ -29,6 +34,9 @@
 #define ENTRY_8(registers) ((registers)->regs[7])
 #define ENTRY_STACK(registers) ((void *)(registers)->sp)
 #define ENTRY_REGISTERS 8
+#define STACK_AT_ENTRY(registers) ((registers)->sp)
+#define STACK_OF_RETURNED(registers) ((registers)->sp)
+#define RETURNED(registers) ((registers)->regs[0])
 #endif
 
 #endif

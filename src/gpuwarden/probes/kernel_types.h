@@ -193,6 +193,7 @@ struct task_struct {
 	struct sigpending pending;
 	kuid_t loginuid;
 	unsigned int sessionid;
+	__u64 self_exec_id;
 	struct css_set *cgroups;
 	int exit_code;
 };
@@ -212,7 +213,7 @@ struct bpf_iter__task_file {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long r9, r8, cx, dx, si, di, orig_ax, sp;
+	unsigned long r9, r8, ax, cx, dx, si, di, orig_ax, sp;
 };
 #elif defined(__TARGET_ARCH_arm64)
 struct pt_regs {

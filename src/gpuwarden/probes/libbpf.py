@@ -32,6 +32,8 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_object__find_program_by_name": (_handle, (_handle, _text)),
     "bpf_object__find_map_by_name": (_handle, (_handle, _text)),
     "bpf_program__set_autoload": (_integer, (_handle, ctypes.c_bool)),
+    "bpf_program__set_expected_attach_type": (_integer, (_handle, ctypes.c_uint)),
+    "bpf_program__fd": (_integer, (_handle,)),
     "bpf_program__attach": (_handle, (_handle,)),
     "bpf_program__attach_cgroup": (_handle, (_handle, _integer)),
     "bpf_program__attach_tracepoint": (_handle, (_handle, _text, _text)),

@@ -64,7 +64,7 @@ class LaunchProbe:
         self._object_path = object_path
         self._stack = ExitStack()
         self._object: ProbeObject | None = None
-        self._attached: dict[LibraryKey, tuple[AttachedLibrary, list[int]]] = {}
+        self._attached: dict[LibraryKey, tuple[AttachedLibrary, list[uprobes.Link]]] = {}
         self._forgotten: set[_Process] = set()
         self._freed = 0
         self._stretch = _Stretch()
@@ -139,7 +139,7 @@ class LaunchProbe:
         loaded = self._loaded
         if found.key in self._attached:
             return self._attached[found.key][0]
-        links: list[int] = []
+        links: list[uprobes.Link] = []
         probed: list[str] = []
         at_start: list[str] = []
         problems: list[str] = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from gpuwarden.errors import Unavailable
-from gpuwarden.probes import btf, layouts
+from gpuwarden.probes import btf, layouts, uprobes
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf
 from gpuwarden.probes.loading import KERNEL_TYPES, explained
@@ -60,6 +60,7 @@ class ProbeObject:
         for name in programs:
             found = bpf.pointer("bpf_object__find_program_by_name", self._object, name.encode())
             bpf.checked("bpf_program__set_autoload", found, True)
+            uprobes.prepare(bpf, found)
             self._programs[name] = found
         for name, entries in sizes.items():
             bpf.checked("bpf_map__set_max_entries", self._map(name), entries)

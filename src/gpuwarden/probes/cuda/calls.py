@@ -1,0 +1,411 @@
+"""Calls of the CUDA driver library: loads with their bytes, contexts, names of kernels.
+
+Needs kernel 5.15 with BTF; from 6.0 on images are copied while their caller waits, so that nothing
+it does afterwards changes what was seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+
+from msgspec import Struct
+
+from gpuwarden.errors import Malformed, Unavailable
+from gpuwarden.probes import return_probes, uprobes
+from gpuwarden.probes.cuda import call_points, call_records
+from gpuwarden.probes.cuda.call_points import CALLS, Points
+from gpuwarden.probes.cuda.call_records import (
+    HEAD_BYTES,
+    SETTINGS,
+    CallDecoder,
+    ContextTold,
+    Copied,
+    LoadBegun,
+    NameTold,
+    Piece,
+    Record,
+    Returned,
+)
+from gpuwarden.probes.cuda.captures import Captures, start_of
+from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
+from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
+from gpuwarden.probes.cuda.records import (
+    AttachedLibrary,
+    CallCounters,
+    CallSink,
+    CapturedLoad,
+    ContextCall,
+    HandleNamed,
+)
+from gpuwarden.probes.cuda.stopped import REASONS as NOT_STOPPED
+from gpuwarden.probes.cuda.stopped import StoppedMap
+from gpuwarden.probes.cuda.stopped_image import WantedImage, read_stopped
+from gpuwarden.probes.events import boot_offset_ns
+from gpuwarden.probes.libbpf import RING_CALLBACK, library
+from gpuwarden.probes.loading import NOT_LOADED
+
+OBJECT = os.path.join(FOLDER, "cuda_calls.bpf.o")
+SLEEPING = ("loading", "linked")
+TOLD = ("loading_told", "linked_told")
+PROGRAMS = ("calling", "returned")
+RECORDS_LIMIT, BYTES_LIMIT = 2048, 64 << 20
+"""Taken in one ``poll``, so that a flood does not keep it from returning."""
+_FIRST = bytes(4)
+
+
+class CallSettings(Struct, frozen=True, kw_only=True):
+    """How much is copied of what processes load."""
+
+    ring_bytes: int = 64 << 20
+    """A power of two."""
+    module_limit_bytes: int = 512 << 20
+    may_stop: bool = False
+    """A process is stopped, while a guardian allows it, when its image finds no room."""
+    wait_ms: int = 20
+    """How long a load may be delayed, in all, while there is no room."""
+    spool_bytes: int = 2 << 30
+    """Memory of loads that are being copied."""
+    window_seconds: float = 1.0
+    loads_of_one: int = 20_000
+    """Loads, contexts and names of one process that are told in a window; more are counted."""
+    contexts_of_one: int = 2_000
+    names_of_one: int = 50_000
+
+
+class CudaCalls:
+    """Tells its sink of calls between ``with`` and its end, in the libraries it was attached to.
+
+    Errors on entering: Unavailable, Denied, Malformed, as ``ProbeObject``.
+    """
+
+    def __init__(
+        self, settings: CallSettings, sink: CallSink, *, object_path: str = OBJECT
+    ) -> None:
+        self.settings = settings
+        self._sink = sink
+        self._object_path = object_path
+        self._stack = ExitStack()
+        self._object: ProbeObject | None = None
+        self._attached: dict[LibraryKey, tuple[AttachedLibrary, list[uprobes.Link]]] = {}
+        self._decoder = CallDecoder()
+        self._captures = Captures(settings.spool_bytes)
+        self._callback = RING_CALLBACK(self._take)
+        self._telling: deque[Callable[[], None]] = deque()
+        self._failure: BaseException | None = None
+        self._taken_records = self._taken_bytes = 0
+        self._malformed = self._missed = self._stops = 0
+        self.copies = True
+        """Whether images are copied while the caller waits."""
+        self.no_returns = ""
+        """Why results, handles and names are not seen; empty where they are."""
+
+    # ---------------------------------------------------------------- life
+
+    def __enter__(self) -> CudaCalls:
+        self.no_returns = return_probes.danger()
+        try:
+            self._enter(copies=True)
+        except Unavailable:
+            self._enter(copies=False)
+        return self
+
+    def _enter(self, *, copies: bool) -> None:
+        with library() as bpf, ExitStack() as stack:
+            stack.callback(self._left)
+            loaded = ProbeObject(
+                bpf,
+                stack,
+                self._object_path,
+                among=call_records.LAYOUTS,
+                programs=(*PROGRAMS, *(SLEEPING if copies else TOLD)),
+                sizes={"records": self.settings.ring_bytes},
+            )
+            self._object, self.copies = loaded, copies
+            self._write_settings(loaded)
+            self._stops_map = StoppedMap(bpf, loaded.map("stopped"))
+            self._captures.boot_offset_ns = boot_offset_ns()
+            ring = loaded.map("records")
+            self._ring = bpf.pointer("ring_buffer__new", ring, self._callback, None, None)
+            stack.callback(bpf.call, "ring_buffer__free", self._ring)
+            stack.callback(self._detach_all)
+            self._stack = stack.pop_all()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Detaches and unloads. Twice does nothing."""
+        self._stack.close()
+
+    def _left(self) -> None:
+        self._object = None
+        self._captures.close()
+
+    @property
+    def _loaded(self) -> ProbeObject:
+        if self._object is None:
+            raise Unavailable(NOT_LOADED)
+        return self._object
+
+    def _write_settings(self, loaded: ProbeObject) -> None:
+        settings = self.settings
+        value = SETTINGS.pack(
+            settings.module_limit_bytes,
+            settings.wait_ms * 1_000_000,
+            int(settings.window_seconds * 1e9),
+            settings.names_of_one,
+            settings.contexts_of_one,
+            settings.loads_of_one,
+            settings.may_stop,
+        )
+        try:
+            loaded.put("settings_map", _FIRST, value)
+        except OSError as error:
+            raise Unavailable(f"the probes were not told what to do: {error.strerror}") from error
+
+    @property
+    def stopped_map(self) -> int:
+        """The map of processes that are stopped, for a guardian (``stopped.StoppedMap``)."""
+        return self._loaded.map("stopped")
+
+    @property
+    def stops_until(self) -> int:
+        """The map with the one time until which a guardian lets processes be stopped."""
+        return self._loaded.map("stops_until")
+
+    # ---------------------------------------------------------------- libraries
+
+    def attach(self, found: FoundLibrary) -> AttachedLibrary:
+        """Attaches to what is watched of a library; what cannot be is a problem of it.
+
+        A library that is attached to stays as it is.
+        """
+        loaded = self._loaded
+        if found.key in self._attached:
+            return self._attached[found.key][0]
+        links: list[uprobes.Link] = []
+        problems = [self.no_returns] * bool(self.no_returns)
+        failed: set[str] = set()
+        wanted = call_points.points(found.points, sleeping=self.copies, returns=not self.no_returns)
+        for one in wanted:
+            failed |= self._attach_points(loaded, found, one, links, problems)
+        names = {name for one in wanted for name in one.functions}
+        offsets = {found.points[name].file_offset for name in names - failed}
+        probed = tuple(
+            call.function
+            for call in CALLS
+            if call.function in found.points and found.points[call.function].file_offset in offsets
+        )
+        attached = AttachedLibrary(
+            found.key,
+            probed,
+            tuple(name for name in probed if found.points[name].at_start),
+            tuple(problems),
+        )
+        self._attached[found.key] = (attached, links)
+        return attached
+
+    def _attach_points(
+        self,
+        loaded: ProbeObject,
+        found: FoundLibrary,
+        wanted: Points,
+        links: list[uprobes.Link],
+        problems: list[str],
+    ) -> set[str]:
+        """Attaches all points at once, or those that can be; the functions that cannot be."""
+        program, returns = loaded.program(wanted.program), wanted.returns
+        try:
+            links += uprobes.attach(
+                loaded.bpf, program, found.descriptor, wanted.points, returns=returns
+            )
+            return set()
+        except OSError:
+            failed = set()
+        for point, function in zip(wanted.points, wanted.functions, strict=True):
+            try:
+                links += uprobes.attach(
+                    loaded.bpf, program, found.descriptor, [point], returns=returns
+                )
+            except OSError as error:
+                where = "where it returns " if returns else ""
+                problems.append(f"{function} {where}is not probed: {error.strerror}")
+                failed.add(function)
+        return failed
+
+    def detach(self, key: LibraryKey) -> None:
+        """Takes the probes of a library away, if there are any."""
+        attached = self._attached.pop(key, None)
+        if attached is not None:
+            uprobes.detach(self._loaded.bpf, attached[1])
+
+    def _detach_all(self) -> None:
+        for key in list(self._attached):
+            self.detach(key)
+
+    # ---------------------------------------------------------------- what is told
+
+    def fileno(self) -> int:
+        """Readable when there is something to ``poll``."""
+        return self._loaded.bpf.checked("ring_buffer__epoll_fd", self._ring)
+
+    def poll(self) -> None:
+        """Tells the sink what there is, up to a bound; call it once a second in any case."""
+        self._taken_records = self._taken_bytes = 0
+        self._loaded.bpf.call("ring_buffer__poll", self._ring, 0)
+        for load in self._captures.overdue(time.monotonic()):
+            self._tell_load(load)
+        failure, self._failure = self._failure, None
+        while self._telling:
+            self._telling.popleft()()
+        if failure is not None:
+            raise failure
+
+    def resynchronise(self) -> None:
+        """Takes the wall clock anew, after it was set."""
+        self._captures.boot_offset_ns = boot_offset_ns()
+
+    def forget(self, pid: int, start_time_ns: int) -> None:
+        """Lets go of what is kept of a process that has ended."""
+        for load in self._captures.forget(pid, start_time_ns):
+            self._tell_load(load)
+
+    def counters(self) -> CallCounters:
+        """What went on since the probes were loaded. Errors: OSError."""
+        loaded = self._loaded
+        cpus = loaded.bpf.checked("libbpf_num_possible_cpus")
+        values = (ctypes.c_uint64 * cpus)()
+        found = {}
+        for index, name in enumerate(call_records.COUNTERS):
+            key = ctypes.c_uint32(index)
+            loaded.bpf.checked(
+                "bpf_map_lookup_elem",
+                loaded.map("counters"),
+                ctypes.byref(key),
+                ctypes.byref(values),
+            )
+            found[name] = sum(values)
+        return CallCounters(
+            loads=found["loads"],
+            context_calls=found["contexts"],
+            names=found["names"],
+            copied_bytes=self._captures.copied_bytes,
+            missed_loads=self._missed,
+            dropped=found["dropped"] + found["limited"] + self._malformed,
+            stops=self._stops,
+        )
+
+    # ---------------------------------------------------------------- records
+
+    def _take(self, context: int | None, data: int, size: int) -> int:
+        try:
+            head = ctypes.string_at(data, min(size, HEAD_BYTES))
+            self._record(self._decoder.decode(head, size), data)
+        except Malformed:
+            self._malformed += 1
+        except BaseException as error:  # noqa: BLE001 - none may pass through the library that calls
+            self._failure = error
+            return -errno.EINTR
+        self._taken_records += 1
+        self._taken_bytes += size
+        full = self._taken_records >= RECORDS_LIMIT or self._taken_bytes >= BYTES_LIMIT
+        return -errno.EAGAIN if full else 0
+
+    def _record(self, record: Record, data: int) -> None:
+        if isinstance(record, Piece):
+            self._captures.piece(record, data)
+        elif isinstance(record, LoadBegun):
+            for load in self._captures.begin(record):
+                self._tell_load(load)
+        elif isinstance(record, Copied):
+            self._copied(record)
+        elif isinstance(record, Returned):
+            returned = self._captures.returned(record)
+            if returned is not None:
+                self._telling.append(lambda: self._sink.returned(returned))
+        elif isinstance(record, ContextTold):
+            self._context(record)
+        else:
+            self._name(record)
+
+    def _copied(self, record: Copied) -> None:
+        load = self._captures.copied(record)
+        if load is None:
+            return
+        if record.stop_asked:
+            load = self._stopped(load, record)
+        self._tell_load(load)
+
+    def _stopped(self, load: CapturedLoad, record: Copied) -> CapturedLoad:
+        if record.stop_outcome:
+            reasons = dict(enumerate(NOT_STOPPED))
+            why = reasons.get(record.stop_outcome, "for an unknown reason")
+            return load._replace(missed=f"{load.missed}; it was not stopped: {why}")
+        self._stops += 1
+        size = record.image_bytes
+        wanted = WantedImage(
+            record.image,
+            size or self.settings.module_limit_bytes,
+            until_nul=not size,
+            prefix=start_of(load.descriptor),
+        )
+        read = read_stopped(
+            self._stops_map, load.process.pid, load.process.start_time_ns, load.thread_id, wanted
+        )
+        if read.captured_bytes < load.captured_bytes:
+            if read.descriptor is not None:
+                os.close(read.descriptor)
+            return load._replace(stopped=True, missed=f"{load.missed}; {read.missed}")
+        if load.descriptor is not None:
+            os.close(load.descriptor)
+        return load._replace(
+            stopped=True,
+            missed=read.missed,
+            captured_bytes=read.captured_bytes,
+            image_bytes=size or (None if read.missed else read.captured_bytes),
+            descriptor=read.descriptor,
+        )
+
+    def _tell_load(self, load: CapturedLoad) -> None:
+        self._missed += bool(load.missed)
+        self._telling.append(lambda: self._sink.load(load))
+
+    def _context(self, record: ContextTold) -> None:
+        call = CALLS[record.call.function]
+        if call.context is None:
+            raise Malformed(f"{call.function} is about no context")
+        told = ContextCall(
+            at_ns=record.call.time_ns + self._captures.boot_offset_ns,
+            process=record.process,
+            thread_id=record.call.pid,
+            function=call.function,
+            call=call.context,
+            handle=record.handle,
+            device=record.device if record.device >= 0 else None,
+            result=record.result,
+        )
+        self._telling.append(lambda: self._sink.context(told))
+
+    def _name(self, record: NameTold) -> None:
+        name = "" if record.name is None else record.name.decode("utf-8", "backslashreplace")
+        told = HandleNamed(
+            record.call.tgid,
+            record.call.start_ns,
+            record.call.name,
+            record.handle,
+            record.of,
+            name,
+        )
+        self._telling.append(lambda: self._sink.named(told))
