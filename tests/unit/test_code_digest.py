@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gpuwarden.code.describe import describe
+from gpuwarden.code.digest import _without_folders
 from gpuwarden.code.elf import SHT_CUDA_SHARED, header_at
 from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module
@@ -144,3 +148,42 @@ def test_kernels_that_nobody_asks_for_are_counted() -> None:
             told, counted = (describe(one, one.image(), kernels=asked) for asked in (True, False))
             assert counted.kernels == ()
             assert counted == msgspec.structs.replace(told, kernels=())
+
+
+# ------------------------------------------------------------------------------ paths
+
+TEXT = re.compile(rb"[\x20-\x7e]{4,4096}\x00+")
+SOURCE = re.compile(
+    rb"(?:.*[/\\])?([^/\\]+\.(?:cuh?|hpp|hxx|h|cc|cpp|cxx|c|inl|inc|py))\x00+", re.S
+)
+
+
+def plainly_without_folders(data: bytes) -> bytes:
+    """Every text of any kind looked at: slow where a text is long."""
+
+    def last_name(found: re.Match[bytes]) -> bytes:
+        source = SOURCE.fullmatch(found[0])
+        return source[1] + b"\0" if source else found[0]
+
+    return TEXT.sub(last_name, data)
+
+
+WORDS = rb"/ \ .c .cu .cuh .h .py . a src".split()
+pieces = st.lists(
+    st.sampled_from([*WORDS, b"\0", b"\0\0", b"\xff", b" ", b"k" * 40]) | st.binary(max_size=3),
+    max_size=40,
+).map(b"".join)
+
+
+@given(data=pieces)
+@example(data=b"k" * 5000 + b"/x.cu\0\0\0after")
+@example(data=b"k" * 4090 + b"/xxxxx.cu\0")
+@example(data=b"a.c\0\0b/.c\0/c/d.c\0\0")
+def test_the_folders_of_sources_are_left_out_as_a_plain_reading_does_it(data: bytes) -> None:
+    assert b"".join(_without_folders(data)) == plainly_without_folders(data)
+
+
+def test_a_text_without_end_takes_no_time() -> None:
+    # Read plainly, this would take some minutes.
+    data = b"k" * (4 << 20) + b".c" + b"/x.c\0" * 100_000
+    assert len(b"".join(_without_folders(data))) < len(data)

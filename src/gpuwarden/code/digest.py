@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 
 from gpuwarden.code.cubin import Cubin, sm_of
 from gpuwarden.code.elf import SHT_NOBITS, TYPE, Elf
@@ -26,8 +27,13 @@ from gpuwarden.pattern import pattern
 BANK, GLOBALS = b".nv.constant", b".nv.global.init"
 AMD_PARTS = (b".text", b".rodata")
 
-_STRING = pattern(rb"[\x20-\x7e]{4,4096}\x00+")
-_SOURCE = pattern(rb"(?:.*[/\\])?([^/\\]+\.(?:cuh?|hpp|hxx|h|cc|cpp|cxx|c|inl|inc|py))\x00+", re.S)
+_EXTENSION = rb"\.(?:cuh?|hpp|hxx|h|cc|cpp|cxx|c|inl|inc|py)"
+_ENDING = pattern(_EXTENSION + rb"\x00+")
+_SOURCE = pattern(rb"(?:.*[/\\])?([^/\\]+" + _EXTENSION + rb")\x00+", re.S)
+_PRINTABLE = bytes(range(0x20, 0x7F))
+_TEXT_BYTES = 4
+_PATH_BYTES = 4096
+"""Of a longer text only so many before its end are taken for a path."""
 
 
 def sha256(image: bytes | memoryview) -> str:
@@ -62,16 +68,28 @@ def _constants(name: bytes, body: memoryview) -> bytes:
     digest = hashlib.sha256(b"constants %s\0" % bank)
     if name.startswith(GLOBALS):
         data = bytes(body)
-        digest.update(_STRING.sub(_last_name, data) if b".c" in data or b".h" in data else data)
+        for part in _without_folders(data) if b".c" in data or b".h" in data else [data]:
+            digest.update(part)
     else:
         digest.update(body)
     return digest.digest()
 
 
-def _last_name(found: re.Match[bytes]) -> bytes:
-    source = _SOURCE.fullmatch(found[0])
-    # The NULs behind it align what follows, so they depend on the path's length.
-    return source[1] + b"\0" if source else found[0]
+def _without_folders(data: bytes) -> Iterator[bytes]:
+    """The parts of ``data`` without the folders of source files' paths, in linear time."""
+    done = before = 0
+    for ending in _ENDING.finditer(data):
+        nul = data.index(b"\0", ending.start())
+        start = max(before, nul - _PATH_BYTES)
+        start += len(data[start:nul].rstrip(_PRINTABLE))
+        before = ending.end()
+        source = _SOURCE.fullmatch(data, start, before) if nul - start >= _TEXT_BYTES else None
+        if source is not None:
+            yield data[done:start]
+            # The NULs behind it align what follows, so they depend on the path's length.
+            yield source[1] + b"\0"
+            done = before
+    yield data[done:]
 
 
 def amd_code(image: Elf) -> str:
