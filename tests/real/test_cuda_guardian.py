@@ -57,7 +57,7 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def guarded(probe: StopProbe, directory: Path | str = "/nowhere") -> Iterator[Guardian]:
-    made = Guardian(probe.bpf, probe.map.descriptor, probe.stops_until, directory=str(directory))
+    made = Guardian(probe.map.descriptor, probe.stops_until, directory=str(directory))
     with made:
         wait_for(lambda: made._said() > boot_ns(), "the guardian's word")
         yield made
@@ -385,18 +385,17 @@ def test_what_both_leave_when_both_are_killed_the_next_one_continues(
     with tracing(bpffs, "hold") as (tracer, pid), loading(image) as (program, _):
         wait_for(lambda: os.listdir(bpffs), "the pin")
         time.sleep(guardian.LOOK_SECONDS)
-        with stop_probe() as other:
-            # While its guardian lives, a pin is nobody else's.
-            assert guardian.sweep(other.bpf, str(bpffs)) == 0
-            assert len(os.listdir(bpffs)) == 1
-            load(program)
-            wait_for(lambda: state(program.pid) == "T", "the stop")
-            os.kill(pid, signal.SIGKILL)
-            tracer.kill()
-            tracer.wait()
-            wait_for(lambda: not _is_alive(pid), "its end")
-            assert state(program.pid) == "T"
-            assert guardian.sweep(other.bpf, str(bpffs)) == 1
+        # While its guardian lives, a pin is nobody else's.
+        assert guardian.sweep(str(bpffs)) == 0
+        assert len(os.listdir(bpffs)) == 1
+        load(program)
+        wait_for(lambda: state(program.pid) == "T", "the stop")
+        os.kill(pid, signal.SIGKILL)
+        tracer.kill()
+        tracer.wait()
+        wait_for(lambda: not _is_alive(pid), "its end")
+        assert state(program.pid) == "T"
+        assert guardian.sweep(str(bpffs)) == 1
         program.answer()
         assert os.listdir(bpffs) == []
 
@@ -439,7 +438,7 @@ def test_outside_the_hosts_pid_namespace_there_is_no_guardian(
     probe: StopProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guardian, "_FIRST_PID_NAMESPACE", 1)
-    guard = Guardian(probe.bpf, probe.map.descriptor, probe.stops_until)
+    guard = Guardian(probe.map.descriptor, probe.stops_until)
     with pytest.raises(Unavailable, match="pid namespace"):
         guard.start()
     assert "nobody is stopped" in guard.problem

@@ -19,7 +19,7 @@ def main() -> None:
     file, directory, what = sys.argv[1:]
     with (
         stop_probe() as probe,
-        Guardian(probe.bpf, probe.map.descriptor, probe.stops_until, directory=directory) as guard,
+        Guardian(probe.map.descriptor, probe.stops_until, directory=directory) as guard,
     ):
         probe.attach(Path(file))
         print(f"guarded {guard.pid}", flush=True)

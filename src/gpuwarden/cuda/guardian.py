@@ -28,7 +28,7 @@ from gpuwarden.confinement.rights import keep_descriptors, unblock_signals
 from gpuwarden.errors import GpuwardenError, Malformed, Unavailable
 from gpuwarden.probes import pinning
 from gpuwarden.probes.cuda.stopped import StoppedMap, boot_ns
-from gpuwarden.probes.libbpf import Libbpf
+from gpuwarden.probes.libbpf import Libbpf, library
 from gpuwarden.sensors.process.stat_lines import parse_stat
 
 LATE_NS = 500_000_000
@@ -62,10 +62,14 @@ class Guardian:
     """The tracer's side: the guardian started, seen to live, started anew; a context manager."""
 
     def __init__(
-        self, bpf: Libbpf, stopped: int, stops_until: int, *, directory: str = pinning.DIRECTORY
+        self, stopped: int, stops_until: int, *, directory: str = pinning.DIRECTORY
     ) -> None:
-        """``stopped``, ``stops_until``: descriptors of the two maps, which stay their owner's."""
-        self._bpf = bpf
+        """``stopped``, ``stops_until``: descriptors of the two maps, which stay their owner's.
+
+        Errors: Unavailable where there is no libbpf.
+        """
+        with library() as bpf:
+            self._bpf = bpf
         self._maps = (stopped, stops_until)
         self._directory = directory
         self._socket: socket.socket | None = None
@@ -195,16 +199,23 @@ def _say(bpf: Libbpf, stops_until: int, until_ns: int) -> None:
 # -------------------------------------------------------------------- what was left behind
 
 
-def sweep(bpf: Libbpf, directory: str = pinning.DIRECTORY) -> int:
+def sweep(directory: str = pinning.DIRECTORY) -> int:
     """Continues whom the dead guardians of earlier tracers left stopped; how many there were.
 
     A process that was continued by hand since, and stopped again by its owner, cannot be told from
     one that was not: it is continued too. Pins of guardians that live are left alone.
+    Errors: Unavailable where something is pinned and there is no libbpf.
     """
+    left = [name for name in _pins(directory) if not _lives(name)]
+    if not left:
+        return 0
+    with library() as bpf:
+        return _swept(bpf, directory, left)
+
+
+def _swept(bpf: Libbpf, directory: str, names: list[str]) -> int:
     continued = 0
-    for name in _pins(directory):
-        if _lives(name):
-            continue
+    for name in names:
         path = os.path.join(directory, name)
         descriptor = bpf.call("bpf_obj_get", path.encode())
         if descriptor >= 0:
@@ -303,7 +314,7 @@ class _Watch:
             hurried = self._look()
             now = boot_ns()
             if now >= sweep_at:
-                sweep(self._bpf, directory)
+                sweep(directory)
                 sweep_at = now + SWEEP_NS
             if hurried:
                 empty_since = now
