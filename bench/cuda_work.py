@@ -147,6 +147,8 @@ def linked(cuda: Cuda, kernel: str) -> bytes:
     cubin = b""
     if not cuda.call("cuLinkComplete", state, byref(out), byref(size)) and out.value:
         cubin = ctypes.string_at(out.value, size.value)
+        path = cuda.keep(f"{kernel}.linked", cubin)
+        say(did="load", function="cuLinkComplete", result=0, image=path, kernel="")
     cuda.call("cuLinkDestroy", state)
     return cubin
 
