@@ -107,9 +107,10 @@ def test_one_finding_a_process_the_surest_first_since_the_first(training: CudaNo
             score=float(number),
             loaded_at_ns=TAKEN_AT_NS - number * SECOND_NS,
         )
+    training.hashing(200, digest=f"{5:064x}", loaded_at_ns=TAKEN_AT_NS - 99 * SECOND_NS)
     training.hashing(200, digest=f"{19:064x}", loaded_at_ns=TAKEN_AT_NS)
     found = training.one(HASH, DECLARED)
-    assert found.since_ns == TAKEN_AT_NS - 19 * SECOND_NS
+    assert found.since_ns == TAKEN_AT_NS - 99 * SECOND_NS
     assert f"{19:064x}" in found.evidence[1].text
     assert "20 such modules in all" in texts(found)
     assert len(found.evidence) < 20
