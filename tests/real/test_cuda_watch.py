@@ -95,6 +95,21 @@ def wait_for_loads(agent: Watching, pid: int, count: int) -> None:
     agent.wait(lambda: len(loads(agent, pid)) >= count, f"{count} loads of {pid}", BOUND_SECONDS)
 
 
+def wait_for_library(agent: Watching, engine: CudaContainers) -> None:
+    """Until the library of the containers is attached to."""
+    inode = engine.of.library().stat().st_ino
+
+    def attached() -> bool:
+        return any(
+            line.get("kind") == "cuda_library"
+            and line["library"]["inode"] == inode
+            and line["library"]["probed"]
+            for line in agent.lines()
+        )
+
+    agent.wait(attached, "the driver library's probes", BOUND_SECONDS)
+
+
 def test_a_miner_in_a_training_process_is_one_critical_finding(
     agent: Watching,
     workload: DeclaredWorkload,
@@ -103,7 +118,9 @@ def test_a_miner_in_a_training_process_is_one_critical_finding(
     record_property: Callable[[str, object], None],
 ) -> None:
     options = ("--volume", f"{code}:/code:ro")
-    with cuda_engine.running(*TRAINING, options=options, image=IMAGE) as program:
+    with cuda_engine.running(options=options, image=IMAGE) as program:
+        wait_for_library(agent, cuda_engine)
+        program.do(*TRAINING)
         wait_for_loads(agent, program.pid, 2)
         assert agent.findings(pid=program.pid) == []
         begun = time.time()
@@ -137,7 +154,9 @@ def test_the_same_workload_without_a_miner_is_none(
     agent: Watching, cuda_engine: CudaContainers, code: Path
 ) -> None:
     options = ("--volume", f"{code}:/code:ro")
-    with cuda_engine.running(*TRAINING, options=options, image=IMAGE) as program:
+    with cuda_engine.running(options=options, image=IMAGE) as program:
+        wait_for_library(agent, cuda_engine)
+        program.do(*TRAINING)
         program.do("image t heap /code/jit", "load cuModuleLoadData u t")
         program.do("sequence 20 1000 f,h*2")
         wait_for_loads(agent, program.pid, 3)

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 
 from msgspec import Struct
 
+from gpuwarden.cuda.guardian import Guardian, sweep
 from gpuwarden.cuda.libraries import Libraries
 from gpuwarden.cuda.loads import Loads
 from gpuwarden.cuda.messages import (
@@ -38,6 +39,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import CudaLibrary
 from gpuwarden.policy import Policy
+from gpuwarden.probes import pinning
 from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls
 from gpuwarden.probes.cuda.launches import LaunchProbe
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
@@ -53,7 +55,7 @@ from gpuwarden.probes.events import ticks
 from gpuwarden.sensors.process import stat_lines
 
 WINDOW_SECONDS = 1.0
-LIFE_SECONDS = 1.0
+GUARDED_SECONDS = 0.1
 RETRY_SECONDS = 30.0
 """Until probes that could not be loaded are tried again."""
 
@@ -74,6 +76,7 @@ class Tracer:
         self._calls: CudaCalls | None = None
         self._launches: LaunchProbe | None = None
         self._loads: Loads | None = None
+        self._guardian: Guardian | None = None
         self._processes = Processes()
         self._attached: dict[LibraryKey, FoundLibrary] = {}
         self._mapping: dict[tuple[int, int], tuple[LibraryKey, ...]] = {}
@@ -89,6 +92,7 @@ class Tracer:
     def run(self, receive: Callable[[], list[Request] | None], control: int) -> None:
         """``receive`` gives requests, None at the end; ``control`` is readable when there are."""
         with self._stack:
+            _continue_the_stopped()
             self._stack.callback(self._libraries.close)
             self._stack.callback(self._poll.close)
             self._watch(control)
@@ -96,7 +100,7 @@ class Tracer:
             self._look(None)
             due = time.monotonic()
             while True:
-                patience = max(due - time.monotonic(), 0.0)
+                patience = max(min(due - time.monotonic(), self._patience), 0.0)
                 ready = {descriptor for descriptor, _ in self._poll.poll(patience)}
                 if control in ready:
                     requests = receive()
@@ -126,6 +130,13 @@ class Tracer:
             self._calls.poll()
         if self._loads is not None:
             self._examined(self._loads)
+        if self._guardian is not None:
+            self._guardian.look()
+
+    @property
+    def _patience(self) -> float:
+        """A guardian lets nobody be stopped while we do not show ourselves."""
+        return WINDOW_SECONDS if self._guardian is None else GUARDED_SECONDS
 
     def _second(self) -> None:
         self._look(None)
@@ -139,9 +150,9 @@ class Tracer:
     def _look(self, pids: Iterable[int] | None) -> None:
         news = self._libraries.look(pids)
         found = set()
-        for library in news.found:
-            found.add(library.key)
-            self._attach(library)
+        for one in news.found:
+            found.add(one.key)
+            self._attach(one)
         for key in news.gone:
             self._detach(key)
         self._note("libraries", "; ".join(news.problems[:8]))
@@ -214,6 +225,7 @@ class Tracer:
                 launches = None
                 if self._options.launches:
                     launches = stack.enter_context(LaunchProbe())
+                guardian = self._guarded(calls, stack)
                 self._stack.push(stack.pop_all())
         except GpuwardenError as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -221,9 +233,20 @@ class Tracer:
             return False
         self._note("probes", "")
         self._calls, self._launches, self._loads = calls, launches, loads
+        self._guardian = guardian
         self._watch(calls.fileno())
         self._watch(loads.fileno())
         return True
+
+    def _guarded(self, calls: CudaCalls, stack: ExitStack) -> Guardian | None:
+        """Who continues the stopped whatever becomes of us; without, nobody is stopped."""
+        if not self._policy.capture.may_stop:
+            return None
+        try:
+            return stack.enter_context(Guardian(calls.stopped_map, calls.stops_until))
+        except GpuwardenError as error:
+            self._note("guardian", str(error))
+            return None
 
     def _note(self, what: str, problem: str) -> None:
         if problem:
@@ -268,6 +291,8 @@ class Tracer:
 
     def _window(self) -> None:
         probe, options = self._launches, self._options
+        if self._guardian is not None:
+            self._note("guardian", self._guardian.problem)
         if probe is None:
             return
         until = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -328,6 +353,13 @@ def _attached(probe: CudaCalls | LaunchProbe, library: FoundLibrary) -> Attached
         return AttachedLibrary(library.key, (), (), (f"not attached: {error}",))
     except OSError as error:
         return AttachedLibrary(library.key, (), (), (f"not attached: {error.strerror}",))
+
+
+def _continue_the_stopped() -> None:
+    """Continues whom an earlier tracer left stopped, if both it and its guardian were killed."""
+    if os.path.isdir(pinning.DIRECTORY):
+        with contextlib.suppress(GpuwardenError, OSError):
+            sweep()
 
 
 def _resident_bytes() -> int:
