@@ -17,16 +17,16 @@ from msgspec import Struct
 
 from gpuwarden import host_calls
 from gpuwarden.errors import Denied, Malformed, TimedOut, Unavailable
-from gpuwarden.host_calls import FileStatus, SharedMapping, Statx
+from gpuwarden.host_calls import FileMapping, FileStatus, Statx
 
 __all__ = [
     "FILE_LIMIT_BYTES",
     "LINK_LIMIT",
     "CommandOutput",
+    "FileMapping",
     "FileStatus",
     "Host",
     "OpenFiles",
-    "SharedMapping",
 ]
 
 FILE_LIMIT_BYTES = 4 << 20
@@ -303,18 +303,25 @@ class Host:
             return False
         return False
 
-    def shared_mappings(self, pid: int) -> list[SharedMapping] | None:
+    def shared_mappings(self, pid: int) -> list[FileMapping] | None:
         """The shared file mappings of a process; None where the kernel must be asked by text.
 
         Needs kernel 6.11 (PROCMAP_QUERY). Errors: Unavailable, Denied.
         """
+        return self._file_mappings(pid, executable=False)
+
+    def executable_mappings(self, pid: int) -> list[FileMapping] | None:
+        """The executable file mappings of a process, as ``shared_mappings``."""
+        return self._file_mappings(pid, executable=True)
+
+    def _file_mappings(self, pid: int, *, executable: bool) -> list[FileMapping] | None:
         path = f"/proc/{pid}/maps"
         try:
             descriptor = os.open(self._prefix + path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             _raise(error, path)
         try:
-            return host_calls.shared_mappings(descriptor)
+            return host_calls.file_mappings(descriptor, executable=executable)
         except OSError as error:
             _raise(error, path)
         finally:

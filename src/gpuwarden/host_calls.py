@@ -34,11 +34,10 @@ _KILL_NUMBERS = {"x86_64": 62, "aarch64": 129}
 # sizes (u32 each), their addresses (u64 each).
 _PROCMAP_QUERY = struct.Struct("=9Q4I2Q")
 _PROCMAP_QUERY_REQUEST = 0xC0686611
-_PROCMAP_SHARED_FILE_FROM_HERE_ON = 0x08 | 0x10 | 0x20
-_PROCMAP_QUERY_FIRST = _PROCMAP_QUERY.pack(
-    _PROCMAP_QUERY.size, _PROCMAP_SHARED_FILE_FROM_HERE_ON, *(0,) * 13
-)
+_PROCMAP_EXECUTABLE, _PROCMAP_SHARED = 0x04, 0x08
+_PROCMAP_FILE_FROM_HERE_ON = 0x10 | 0x20
 _MAPPING_LIMIT = 4096
+_EXECUTABLE_LIMIT = 65_536
 
 
 class FileStatus(Struct, frozen=True):
@@ -68,8 +67,8 @@ class FileStatus(Struct, frozen=True):
         return stat.S_ISDIR(self.mode)
 
 
-class SharedMapping(Struct, frozen=True):
-    """A shared mapping of a file, as the kernel keeps it."""
+class FileMapping(Struct, frozen=True):
+    """A mapping of a file, as the kernel keeps it."""
 
     start: int
     end: int
@@ -206,19 +205,23 @@ def directory_names(path: str) -> list[bytes] | None:
     return None if size < 0 else names
 
 
-def shared_mappings(maps: int) -> list[SharedMapping] | None:
-    """The shared file mappings behind an open ``/proc/<pid>/maps``; None before kernel 6.11.
+def file_mappings(maps: int, *, executable: bool) -> list[FileMapping] | None:
+    """The file mappings behind an open ``/proc/<pid>/maps``; None before kernel 6.11.
+
+    The shared ones, or those that are executable.
 
     Errors: OSError. A process that ends meanwhile ends the list.
     """
-    found: list[SharedMapping] = []
-    query = bytearray(_PROCMAP_QUERY_FIRST)
+    found: list[FileMapping] = []
+    which = _PROCMAP_EXECUTABLE if executable else _PROCMAP_SHARED
+    first = _PROCMAP_QUERY.pack(_PROCMAP_QUERY.size, which | _PROCMAP_FILE_FROM_HERE_ON, *(0,) * 13)
+    query = bytearray(first)
     try:
-        while len(found) < _MAPPING_LIMIT:
+        while len(found) < (_EXECUTABLE_LIMIT if executable else _MAPPING_LIMIT):
             fcntl.ioctl(maps, _PROCMAP_QUERY_REQUEST, query)
             answer = _PROCMAP_QUERY.unpack(query)
-            found.append(SharedMapping(answer[3], answer[4], answer[9:11], answer[8]))
-            query[:] = _PROCMAP_QUERY_FIRST
+            found.append(FileMapping(answer[3], answer[4], answer[9:11], answer[8]))
+            query[:] = first
             query[16:24] = answer[4].to_bytes(8, sys.byteorder)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):

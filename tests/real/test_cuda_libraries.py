@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from gpuwarden.probes.cuda.functions import SLOTS, WATCHED
 from tests.support.containers import run
@@ -48,9 +49,11 @@ def symbols(library: Path) -> dict[str, int]:
     """Where in the file each function is that it exports, as another reader of ELF has it."""
     with library.open("rb") as file:
         elf = ELFFile(file)
+        table = elf.get_section_by_name(".dynsym")
+        assert isinstance(table, SymbolTableSection)
         return {
             symbol.name: next(iter(elf.address_offsets(symbol["st_value"])))
-            for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
+            for symbol in table.iter_symbols()
             if symbol.name in WATCHED and symbol["st_shndx"] != "SHN_UNDEF"
         }
 

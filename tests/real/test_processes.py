@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.errors import Denied, Unavailable
-from gpuwarden.host import FileStatus, Host, SharedMapping
+from gpuwarden.host import FileStatus, Host, FileMapping
 from gpuwarden.model import Connection, Executable, Gap, HiddenProcess, Holder, Process
 from gpuwarden.sensors import hidden, holders, sockets
 from gpuwarden.sensors.process import details, stat_lines
@@ -370,7 +370,7 @@ class MappedFileAsNode(StandInHost):
             return FileStatus(0o20666, 0, 0, status.inode, 0, 1, status.device, (195, 0))
         return status
 
-    def shared_mappings(self, pid: int) -> list[SharedMapping] | None:
+    def shared_mappings(self, pid: int) -> list[FileMapping] | None:
         return None if self.by_text else super().shared_mappings(pid)
 
 

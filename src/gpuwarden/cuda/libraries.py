@@ -133,7 +133,7 @@ class Libraries:
             return
         heard = self._side_band.hear()
         files, users, own = self._files.book.files, self._users, self._files.own_pids
-        for pid, key, generation, start, end, name in heard.mapped:
+        for pid, key, generation, start, end in heard.mapped:
             if pid in users:
                 self._to_read.add(pid)
             known = files.get(key)
@@ -146,8 +146,7 @@ class Libraries:
             ):
                 continue
             if key[2] and pid not in own:
-                place = Executable(pid, start, end, name.decode("utf-8", "backslashreplace"))
-                known = self._files.meet(pid, key, place, generation)
+                known = self._files.meet(pid, key, Executable(pid, start, end), generation)
                 # Mapped no more as it was told, it may be in another way.
                 if known is None or known.library is not None:
                     self._to_read.add(pid)

@@ -16,6 +16,7 @@ from gpuwarden.cuda.mapped_files import (
     MapsKey,
     local_devices,
     open_mapped,
+    path_of,
     status_of,
 )
 from gpuwarden.cuda.slot_book import SlotBook
@@ -183,14 +184,14 @@ class LibraryFiles:
         except GpuwardenError as error:
             self.book.files[key] = known
             self._is_nothing(key, None)
-            self.problem(key, f"{place.path[:PATH_LIMIT]}, mapped by pid {pid}: {error}")
+            self.problem(key, f"a file that pid {pid} maps: {error}")
             return None
         self.book.files[key] = known
         if file is None:
             self._is_nothing(key, None)
             return None
         known.mark = file.status.mark
-        return _Subject(key, file, place.path[:PATH_LIMIT], is_local)
+        return _Subject(key, file, path_of(self._host, place)[:PATH_LIMIT], is_local)
 
     def _examine_here(self, subject: _Subject, known: dict[str, dict[str, int]]) -> None:
         file = subject.file

@@ -36,12 +36,8 @@ _STATX_BYTES = 256
 _BASIC_STATS = 0x7FF
 _DONT_SYNC, _EMPTY_PATH, _HERE = 0x4000, 0x1000, -100
 
-_EXECUTABLE = pattern(
-    rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] [0-9a-f]{1,16} "
-    rb"([0-9a-f]{1,8}):([0-9a-f]{1,8}) (\d{1,20}) +([^\n]{0,4200})$",
-    re.M,
-)
 _MOUNT = pattern(rb"^\d+ \d+ (\d+):(\d+) [^\n]*? - ([^ \n]+) ", re.M)
+_NO_FILE = (0, 0, 0)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MapsKey = tuple[int, int, int]
@@ -57,7 +53,6 @@ class Executable(NamedTuple):
     pid: int
     start: int
     end: int
-    path: str
 
 
 class Status(NamedTuple):
@@ -85,13 +80,22 @@ class MappedFile(NamedTuple):
 
 
 def parse_executables(data: bytes, pid: int) -> dict[MapsKey, Executable]:
-    """The files mapped executable in the text of /proc/<pid>/maps."""
+    """The files mapped executable in the text of /proc/<pid>/maps (proc_pid_maps(5))."""
     found: dict[MapsKey, Executable] = {}
-    for start, end, major, minor, inode, path in _EXECUTABLE.findall(data):
-        key = (int(major, 16), int(minor, 16), int(inode))
-        if key not in found and key != (0, 0, 0):
-            shown = path.decode("utf-8", "backslashreplace")
-            found[key] = Executable(pid, int(start, 16), int(end, 16), shown)
+    for line in data.split(b"\n"):
+        blank = line.find(b" ")
+        if line[blank + 3 : blank + 4] != b"x":
+            continue
+        try:
+            addresses, _, _, device, inode, *_ = line.split(None, 5)
+            start, _, end = addresses.partition(b"-")
+            major, _, minor = device.partition(b":")
+            key = (int(major, 16), int(minor, 16), int(inode))
+            place = Executable(pid, int(start, 16), int(end, 16))
+        except ValueError:
+            continue
+        if key != _NO_FILE:
+            found.setdefault(key, place)
     return found
 
 
@@ -100,14 +104,33 @@ def read_executables(host: Host, pid: int) -> dict[MapsKey, Executable]:
 
     Errors: Unavailable when it has ended, Denied.
     """
-    data = host.read_bytes(f"/proc/{pid}/maps", MAPS_LIMIT_BYTES)
-    if not data:
+    found = _executables(host, pid)
+    if not found:
         # A process whose first thread has ended shows its memory under its other threads only.
         thread = living_thread(host, read_line(host, pid))
         if thread is not None:
-            pid = thread.pid
-            data = host.read_bytes(f"/proc/{thread.pid}/maps", MAPS_LIMIT_BYTES)
-    return parse_executables(data, pid)
+            found = _executables(host, thread.pid)
+    return found
+
+
+def _executables(host: Host, pid: int) -> dict[MapsKey, Executable]:
+    mappings = host.executable_mappings(pid)
+    if mappings is None:
+        return parse_executables(host.read_bytes(f"/proc/{pid}/maps", MAPS_LIMIT_BYTES), pid)
+    found: dict[MapsKey, Executable] = {}
+    for mapping in mappings:
+        key = (*mapping.device, mapping.inode)
+        found.setdefault(key, Executable(pid, mapping.start, mapping.end))
+    return found
+
+
+def path_of(host: Host, place: Executable) -> str:
+    """How its process's mount namespace calls a mapped file, for people; empty if unknown."""
+    try:
+        target = os.readlink(os.fsencode(_link(host, place)))
+    except OSError:
+        return ""
+    return target.decode("utf-8", "backslashreplace")
 
 
 def status_of(host: Host, place: Executable) -> Status:

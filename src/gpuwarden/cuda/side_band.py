@@ -33,7 +33,8 @@ _HEAD_AT, _TAIL_AT = 1024, 1032
 _TAIL = struct.Struct("=Q")
 # struct perf_event_header: type u32, misc u16, size u16.
 _HEADER = struct.Struct("=IHH")
-# PERF_RECORD_MMAP2: pid, tid, addr, len, pgoff, maj, min, ino, ino_generation, prot, flags, name.
+# PERF_RECORD_MMAP2: pid, tid, addr, len, pgoff, maj, min, ino, ino_generation, prot, flags; its
+# name follows.
 _MAPPED = struct.Struct("=I4xQQ8xIIQQ8x")
 # PERF_RECORD_FORK, PERF_RECORD_EXIT: pid, ppid, tid, ptid.
 _TASK_RECORD = struct.Struct("=IIII")
@@ -58,8 +59,6 @@ class Mapped(NamedTuple):
     """Of the inode: another one when its number is given to another file."""
     start: int
     end: int
-    name: bytes
-    """As the kernel calls the file, for people."""
 
 
 class Forked(NamedTuple):
@@ -162,7 +161,7 @@ def parse_records(data: bytes, heard: Heard) -> bool:
         body = at + _HEADER.size
         if kind == _RECORD_MMAP2 and not misc & _MISC_BUILD_ID:
             if size >= _HEADER.size + _MAPPED.size:
-                heard.mapped.append(_mapped(data, at, size))
+                heard.mapped.append(_mapped(data, body))
         elif kind in (_RECORD_FORK, _RECORD_EXIT):
             if size >= _HEADER.size + _TASK_RECORD.size:
                 pid, parent, *_ = _TASK_RECORD.unpack_from(data, body)
@@ -176,11 +175,9 @@ def parse_records(data: bytes, heard: Heard) -> bool:
     return lost or at != len(data)
 
 
-def _mapped(data: bytes, at: int, size: int) -> Mapped:
-    body = at + _HEADER.size
+def _mapped(data: bytes, body: int) -> Mapped:
     pid, start, length, major, minor, inode, generation = _MAPPED.unpack_from(data, body)
-    name = data[body + _MAPPED.size : at + size].split(b"\0", 1)[0]
-    return Mapped(pid, (major, minor, inode), generation, start, start + length, name)
+    return Mapped(pid, (major, minor, inode), generation, start, start + length)
 
 
 def online_cpus() -> list[int]:
