@@ -19,6 +19,7 @@ from gpuwarden.rules.gpu_code import (
     profile_of,
 )
 from gpuwarden.rules.hit import Hit
+from gpuwarden.rules.launched_kernels import kernel_lines
 from gpuwarden.rules.membership import Claim, claims
 
 SOURCE = "module load"
@@ -43,6 +44,9 @@ def module_loaded_hash_like(node: Node, policy: Policy, rows: Sequence[Row]) -> 
             Evidence(source="attribution", text=_in_words(found, profile, claim)),
             *_module_lines(found, profile, strong=True),
         ]
+        if one.process is not None:
+            digests = frozenset(module.digest for module in found)
+            evidence.extend(kernel_lines(node, one.process, digests))
         severity: Severity = "critical" if profile is not None else "error"
         yield _hit(node, one, claim, evidence, since)._replace(severity=severity)
 

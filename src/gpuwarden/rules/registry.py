@@ -15,11 +15,13 @@ from gpuwarden.rules import (
     cuda_contexts,
     driver_libraries,
     gpu_code,
+    launches,
     node_rules,
     open_rules,
     row_rules,
     time_rules,
 )
+from gpuwarden.rules import launch_advisories as launch_text
 from gpuwarden.rules import open_advisories as open_text
 from gpuwarden.rules import time_advisories as time_text
 from gpuwarden.rules.row_rules import HitFunction
@@ -80,6 +82,9 @@ CUDA_RULES: tuple[Rule, ...] = (
         cuda_text.GPU_PROCESS_WITHOUT_DRIVER_LIBRARY,
         cuda_contexts.gpu_process_without_driver_library,
     ),
+    Rule(launch_text.KERNELS_OUTSIDE_PROFILE, launches.kernels_outside_profile),
+    Rule(launch_text.SECOND_KERNEL_STREAM, launches.second_kernel_stream),
+    Rule(launch_text.LAUNCHES_UNEXPLAINED, launches.launches_unexplained),
 )
 """Over calls of the CUDA driver as they happen; only `watch` sees them."""
 
