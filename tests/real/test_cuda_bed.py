@@ -26,6 +26,8 @@ x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's pro
 COMPARE = bytes.fromhex("813d")
 SHUT_DOWN = bytes.fromhex("00ba1c32") + b"\x74"
 PUSH = bytes.fromhex("55b8030000004889e5")
+FORMS = ("v1", "v2", "v3", "v4", "bypass")
+OLDER_LAUNCHES = ("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync")
 LAST = 0x7FFFFFFF
 
 
@@ -162,9 +164,9 @@ def test_contexts() -> None:
         program.do("release 1", "release 1")
         with pytest.raises(CommandFailed, match="cuDevicePrimaryCtxRelease_v2 201"):
             program.do("release 1")
-        made = [program.do(f"create {form} {form} 0") for form in ("v2", "v3", "v4", "bypass")]
+        made = [program.do(f"create {form} {form} 0") for form in FORMS]
         made += [program.do("green g 0"), program.do("green-context c g")]
-        assert len({*made}) == 6
+        assert len({*made}) == len(FORMS) + 2
         program.do("destroy v2", "destroy c", "green-destroy g", "reset 1")
         with pytest.raises(CommandFailed, match="v2 101"):
             program.do("create v2 x 3")
@@ -186,7 +188,8 @@ def test_kernels_and_launches(tmp_path: Path) -> None:
         kernel = program.do("kernel k l looked_up")
         assert len({kernel, program.do("function-of kf k"), program.do("module lm l")}) == 3
         program.do("shape 1 2 3 4 5 6")
-        for how in (name for name in WATCHED if name.startswith("cuLaunch")):
+        watched = [name for name in WATCHED if name.startswith("cuLaunch")]
+        for how in {*watched, *OLDER_LAUNCHES}:
             program.do(f"launch {how} f 3", f"launch {how} k 1 4096")
         program.do("graph graph f k", "launch cuGraphLaunch graph 2")
         program.do("sequence 3 10 f,graph*2,k 5 0 kf*3")

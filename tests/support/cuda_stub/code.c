@@ -249,6 +249,17 @@ DRIVER int impl_cuLinkAddFile_v2(struct link *link, int type, const char *path)
 	return result;
 }
 
+DRIVER int impl_cuLinkAddData(struct link *link, int type, const void *data, size_t bytes,
+                              const char *name)
+{
+	return impl_cuLinkAddData_v2(link, type, data, bytes, name);
+}
+
+DRIVER int impl_cuLinkAddFile(struct link *link, int type, const char *path)
+{
+	return impl_cuLinkAddFile_v2(link, type, path);
+}
+
 DRIVER int impl_cuLinkComplete(struct link *link, void **out, size_t *bytes)
 {
 	if (!link || !link->first)
@@ -320,6 +331,9 @@ LAUNCH(cuLaunchKernel)
 LAUNCH(cuLaunchKernel_ptsz)
 LAUNCH(cuLaunchCooperativeKernel)
 LAUNCH(cuLaunchCooperativeKernel_ptsz)
+LAUNCH(cuLaunch)
+LAUNCH(cuLaunchGrid)
+LAUNCH(cuLaunchGridAsync)
 
 DRIVER int impl_cuLaunchKernelEx(const void *config, const struct kernel *kernel)
 {

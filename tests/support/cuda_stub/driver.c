@@ -112,6 +112,12 @@ static int end_context(void *handle)
 	return SUCCESS;
 }
 
+DRIVER int impl_cuCtxCreate(void **out, unsigned flags, int device)
+{
+	(void)flags;
+	return make_context(out, device);
+}
+
 DRIVER int impl_cuCtxCreate_v2(void **out, unsigned flags, int device)
 {
 	(void)flags;
@@ -131,6 +137,11 @@ DRIVER int impl_cuCtxCreate_v4(void **out, void *parameters, unsigned flags, int
 }
 
 DRIVER int impl_cuCtxDestroy_v2(void *context)
+{
+	return end_context(context);
+}
+
+DRIVER int impl_cuCtxDestroy(void *context)
 {
 	return end_context(context);
 }
@@ -190,6 +201,16 @@ DRIVER int impl_cuDevicePrimaryCtxRelease_v2(int device)
 }
 
 DRIVER int impl_cuDevicePrimaryCtxReset_v2(int device)
+{
+	return known(device);
+}
+
+DRIVER int impl_cuDevicePrimaryCtxRelease(int device)
+{
+	return impl_cuDevicePrimaryCtxRelease_v2(device);
+}
+
+DRIVER int impl_cuDevicePrimaryCtxReset(int device)
 {
 	return known(device);
 }
@@ -294,7 +315,7 @@ DRIVER int impl_cuGetExportTable(const void **out, const void *id)
 
 /* ---------------------------------------------------------------- addresses by name */
 
-/* The newest form of a name; its per-thread-stream form if that is asked for and there is one. */
+/* The newest form of a name, which its older ones stand behind; its per-thread-stream form if that is asked for and there is one. */
 static void *address_of(const char *name, int per_thread)
 {
 	size_t length = strlen(name);

@@ -118,6 +118,10 @@ name_\name:
 	exported cuGraphCreate, cuGraphAddKernelNode_v2, cuGraphInstantiateWithFlags
 	exported cuGraphLaunch, cuGraphLaunch_ptsz
 
+	/* Older forms, which drivers still have and headers no longer name. */
+	exported cuCtxCreate, cuCtxDestroy, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxReset
+	exported cuLinkAddData, cuLinkAddFile, cuLaunch, cuLaunchGrid, cuLaunchGridAsync
+
 	internal table_load, table_primary, table_load_more, table_load_header, table_other
 	internal table_create
 

@@ -1,6 +1,6 @@
 /* Contexts of the script.
  *
- *   create v2|v3|v4|bypass C DEVICE     cuCtxCreate_…; the slot of CTX_CREATE_BYPASS
+ *   create v1|v2|v3|v4|bypass C DEVICE  cuCtxCreate, …; the slot of CTX_CREATE_BYPASS
  *   destroy C                           cuCtxDestroy_v2
  *   retain C DEVICE                     cuDevicePrimaryCtxRetain; release DEVICE; reset DEVICE
  *   enumerate DEVICE                    slot 2 of CUDART_INTERFACE, as runtimes do
@@ -33,7 +33,9 @@ int context_command(int count, char **words, struct answer *answer)
 	if (!strcmp(what, "create") && count == 4) {
 		const char *form = words[1];
 		long result = -2;
-		if (!strcmp(form, "v2"))
+		if (!strcmp(form, "v1"))
+			result = function("cuCtxCreate")(&out, 0, device, 0, 0, 0, 0, 0, 0, 0, 0);
+		else if (!strcmp(form, "v2"))
 			result = function("cuCtxCreate_v2")(&out, 0, device, 0, 0, 0, 0, 0, 0, 0, 0);
 		else if (!strcmp(form, "v3"))
 			result = function("cuCtxCreate_v3")(&out, 0, 0, 0, device, 0, 0, 0, 0, 0, 0);
