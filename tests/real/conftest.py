@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import cuda_bed
 from tests.support.cuda_containers import CudaContainers, cuda_containers
 from tests.support.probes import build, control_groups, openers
+from tests.support.stopping import StopProbe, stop_probe
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +39,19 @@ def cuda_engine() -> Iterator[CudaContainers]:
     """podman with an image whose program calls the stand-in CUDA driver library."""
     with cuda_containers() as made:
         yield made
+
+
+@pytest.fixture
+def stopper() -> Iterator[StopProbe]:
+    """A probe that stops whoever loads a module from memory, as far as it is let."""
+    with stop_probe() as made:
+        made.attach(cuda_bed.bed().library())
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bulk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of nine megabytes, which is none."""
+    path = tmp_path_factory.mktemp("bulk") / "image"
+    path.write_bytes(b"\x7fELF" + os.urandom(9_000_000))
+    return path

@@ -13,13 +13,17 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from gpuwarden.cuda.guardian import Guardian
 from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import stopped
 from gpuwarden.probes.cuda.object import ProbeObject
-from gpuwarden.probes.cuda.stopped import StoppedMap, boot_ns
+from gpuwarden.probes.cuda.stopped import StoppedMap, StopRecord, boot_ns
 from gpuwarden.probes.libbpf import Libbpf, library
 from gpuwarden.sensors.process.stat_lines import parse_stat
+from tests.support import cuda_bed
+from tests.support.cuda_bed import Program
+from tests.support.idle import wait_for
 from tests.support.packages import require, require_root, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,3 +114,32 @@ def state(pid: int) -> str:
         return parse_stat(Path(f"/proc/{pid}/stat").read_bytes()).state
     except (OSError, ProcessLookupError):
         return ""
+
+
+@contextmanager
+def guarded(probe: StopProbe, directory: Path | str = "/nowhere") -> Iterator[Guardian]:
+    """A guardian that has given its word."""
+    made = Guardian(probe.map.descriptor, probe.stops_until, directory=str(directory))
+    with made:
+        wait_for(lambda: made._said() > boot_ns(), "the guardian's word")
+        yield made
+
+
+@contextmanager
+def loading(image: Path) -> Iterator[tuple[Program, int]]:
+    """A program, and where its image is."""
+    with cuda_bed.running() as program:
+        yield program, program.do(f"image i heap {image}")
+
+
+def load(program: Program) -> None:
+    """Has it call the driver, without waiting."""
+    program.tell("load cuModuleLoadData m i")
+
+
+def stopped_record(probe: StopProbe, program: Program) -> StopRecord:
+    """The record of a program that stands still by now."""
+    record = wait_for(lambda: probe.map.record(program.pid), "a record")
+    wait_for(lambda: state(program.pid) == "T", "the stop")
+    assert isinstance(record, StopRecord)
+    return record

@@ -74,7 +74,7 @@ class Guardian:
         self._directory = directory
         self._socket: socket.socket | None = None
         self._next_beat = 0.0
-        self._word_ns = 0
+        self._word_ns = self._looked_ns = 0
         self._pidfd: int | None = None
         self.pid: int | None = None
         self.starts = 0
@@ -141,8 +141,10 @@ class Guardian:
             with contextlib.suppress(OSError):
                 self._socket.send(_BEAT, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             now = boot_ns()
-            if self._said() > now:
+            if self._said() > now or now - self._looked_ns >= LATE_NS:
+                # After a pause of the tracer's own the guardian waits for just this look.
                 self._word_ns = now
+            self._looked_ns = now
             late = now - self._word_ns >= SILENCE_NS
             self.problem = "nobody is stopped now: the guardian gives no word" if late else ""
             return
