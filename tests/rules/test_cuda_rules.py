@@ -18,12 +18,12 @@ from gpuwarden.model import (
     CudaProcess,
     DriverLibrary,
     GpuModule,
+    KernelUse,
     NodeFacts,
     Process,
     SensorRun,
     Snapshot,
 )
-from gpuwarden.rules.cuda_code import has_hash_like_load
 from gpuwarden.rules.registry import CUDA_RULES, RULES
 from gpuwarden.snapshot import decode, encode
 from tests.rules.cuda_node import HASHES, CudaNode
@@ -156,20 +156,28 @@ def test_unknown_code_is_a_warning_that_names_profile_and_module(training: CudaN
     assert "c5" * 32 not in texts(found), "hash-like code has a finding of its own"
 
 
-def test_a_load_of_another_process_says_nothing_of_this_one(training: CudaNode) -> None:
-    training.hashing(200, start_time_ticks=3)
-    ours = training.processes[-1]
-    assert not has_hash_like_load(training_node(training), ours)
+def test_how_often_its_kernels_were_launched_is_said_and_of_no_other_module(
+    training: CudaNode,
+) -> None:
     training.hashing(200)
-    assert has_hash_like_load(training_node(training), ours)
-    training.modules = [replace(training.modules[-1], loaded_at_ns=None)]
-    assert not has_hash_like_load(training_node(training), ours)
+    uses = (
+        KernelUse(name="sha256d_search", digest="a3" * 32, launches=4096),
+        KernelUse(name="gemm", digest="b4" * 32, launches=8192),
+    )
+    training.watched(200, kernels=uses, launches=12_288)
+    said = texts(training.one(HASH, DECLARED))
+    assert "kernel sha256d_search of module a3a3a3a3a3a3 was launched 4096 times" in said
+    assert "gemm" not in said
 
 
-def training_node(node: CudaNode) -> Any:
-    from gpuwarden.node import Node
-
-    return Node(node.snapshot())
+def test_a_load_of_another_process_with_that_number_says_nothing_of_this_one(
+    training: CudaNode,
+) -> None:
+    training.hashing(200, start_time_ticks=3)
+    found = training.one(HASH, DECLARED)
+    assert (found.subject.pid, found.subject.start_time_ticks) == (200, 3)
+    assert found.severity == "error", "whose profile it has is not known"
+    assert "container train" not in texts(found)
 
 
 # ------------------------------------------------------------------ seen loading and in memory

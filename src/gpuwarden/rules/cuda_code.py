@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuwarden.finding import Evidence, Row, Severity
-from gpuwarden.model import GpuModule, Process
+from gpuwarden.model import GpuModule
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import cuda_processes as watching
@@ -24,11 +24,6 @@ from gpuwarden.rules.membership import Claim, claims
 
 SOURCE = "module load"
 Wanted = Callable[[GpuModule], bool]
-
-
-def has_hash_like_load(node: Node, process: Process) -> bool:
-    """Whether a process was seen loading code that nobody knows and that computes like a hash."""
-    return any(is_hash_like(module) for module in node.modules_of(process) if _is_load(module))
 
 
 def module_loaded_hash_like(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
