@@ -144,7 +144,8 @@ def test_a_miner_in_a_training_process_is_one_critical_finding(
         assert miner["standing"] == "unknown"
         for expected in (miner["digest"], cuda_modules.MINER_KERNEL, WORKLOAD, IMAGE, PROFILE):
             assert expected in said, expected
-        assert program.identity[:12] in said
+        name = cuda_engine.engine("inspect", "--format", "{{.Name}}", program.identity)
+        assert name in said
         # It stays one while it is looked at again, by the judgement of the whole node as well.
         time.sleep(4.0)
         assert {one["id"] for one in agent.findings(pid=program.pid)} == {finding["id"]}

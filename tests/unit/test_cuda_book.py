@@ -185,3 +185,16 @@ def test_another_process_of_the_same_number_is_another() -> None:
     other = replace(other, load=replace(other.load, start_time_ticks=TICKS + 1))
     book.take(other)
     assert _process(book).loads == 1
+
+
+def test_a_load_that_the_driver_refused_is_not_missed() -> None:
+    book = CudaBook()
+    book.take(_load(1, missed="nothing says how long it is"))
+    book.take(_load(2, missed="nothing says how long it is"))
+    assert (book.missed, _process(book).missed_loads) == (2, 2)
+    book.take(LoadCame(pid=42, start_time_ns=START_NS, number=1, handle=0, result=200))
+    book.take(LoadCame(pid=42, start_time_ns=START_NS, number=2, handle=5, result=0))
+    assert (book.missed, _process(book).missed_loads) == (1, 1)
+    refused = _load(3, missed="nothing says how long it is")
+    book.take(replace(refused, load=replace(refused.load, result=200)))
+    assert (book.missed, _process(book).loads) == (1, 3)

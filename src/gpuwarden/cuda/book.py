@@ -41,7 +41,8 @@ MODULES_LIMIT = 8192
 WINDOWS_LIMIT = 120
 KERNELS_LIMIT = 2048
 KERNELS_TOLD = 32
-REASONS_LIMIT = 8
+REASONS_LIMIT, REASON_LIMIT = 8, 160
+OTHER = "for other reasons"
 
 Key = tuple[int, int]
 """(pid, start time in ticks), as findings name a process."""
@@ -85,6 +86,8 @@ class CudaBook:
         self._used: OrderedDict[Key, Used] = OrderedDict()
         self.libraries: dict[LibraryKey, CudaLibrary] = {}
         self.crowded_out = 0
+        self.missed = 0
+        """Loads that the driver may have taken and whose bytes, or some of them, are not known."""
 
     def take(self, message: Message) -> Key | None:
         """Takes what the tracer said; gives the process of which something new is known."""
@@ -131,10 +134,8 @@ class CudaBook:
         used = self._of(key)
         used.identity = message.process
         used.load_count += 1
-        if load.missed:
-            reason = load.missed[:160]
-            if reason in used.missed or len(used.missed) < REASONS_LIMIT:
-                used.missed[reason] = used.missed.get(reason, 0) + 1
+        if load.missed and not load.result:
+            self._missed(used, load, 1)
         for module in load.modules:
             if module.digest not in used.modules and len(used.modules) < MODULES_LIMIT:
                 used.modules[module.digest] = module
@@ -148,8 +149,20 @@ class CudaBook:
         used = self._used.get(key)
         load = used.loads.get(message.number) if used is not None else None
         if used is not None and load is not None:
+            if message.result and load.missed and not load.result:
+                # The driver did not take it: what it was does not matter.
+                self._missed(used, load, -1)
             used.loads[message.number] = replace(load, handle=message.handle, result=message.result)
         return None
+
+    def _missed(self, used: Used, load: ModuleLoad, count: int) -> None:
+        reason = load.missed[:REASON_LIMIT]
+        if reason not in used.missed and len(used.missed) >= REASONS_LIMIT:
+            reason = OTHER
+        used.missed[reason] = used.missed.get(reason, 0) + count
+        if used.missed[reason] <= 0:
+            del used.missed[reason]
+        self.missed += count
 
     def _context(self, call: ContextCall) -> Key | None:
         key = (call.process.pid, call.process.start_time_ticks)

@@ -75,7 +75,9 @@ class TracerState(Fact, frozen=True, kw_only=True, tag="state"):
     counters: CallCounters = CallCounters()
     dropped_messages: int = 0
     problems: tuple[str, ...] = ()
-    """What it cannot see, and why."""
+    """Why calls are not seen, or not all of them."""
+    unread: tuple[str, ...] = ()
+    """Processes and files of which it is not known whether they are of interest, and why."""
     without_library: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
     """Holders that map no CUDA driver library: pid, start in ticks, GPU libraries they have."""
     cpu_seconds: float = 0.0

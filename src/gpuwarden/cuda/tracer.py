@@ -11,10 +11,12 @@ import os
 import resource
 import select
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuwarden.cuda.guardian import Guardian, sweep
 from gpuwarden.cuda.libraries import Libraries
@@ -56,6 +58,9 @@ from gpuwarden.sensors.process import stat_lines
 
 WINDOW_SECONDS = 1.0
 GUARDED_SECONDS = 0.1
+UNREAD_TOLD = 16
+RESULTS_LIMIT = 4096
+"""Of loads that are still being examined."""
 RETRY_SECONDS = 30.0
 """Until probes that could not be loaded are tried again."""
 
@@ -82,6 +87,8 @@ class Tracer:
         self._mapping: dict[tuple[int, int], tuple[LibraryKey, ...]] = {}
         self._holders: tuple[tuple[int, int], ...] = ()
         self._problems: dict[str, str] = {}
+        self._unread: tuple[str, ...] = ()
+        self._results: OrderedDict[int, LoadReturn] = OrderedDict()
         self._retry_at = 0.0
         self._window_from = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._windows = 0
@@ -155,7 +162,7 @@ class Tracer:
             self._attach(one)
         for key in news.gone:
             self._detach(key)
-        self._note("libraries", "; ".join(news.problems[:8]))
+        self._unread = tuple(news.problems[:UNREAD_TOLD])
         for process, keys in news.mapped.items():
             if self._mapping.get(process) == keys:
                 continue
@@ -268,6 +275,9 @@ class Tracer:
 
     def returned(self, load: LoadReturn) -> None:
         self._processes.handles((load.pid, load.start_time_ns)).came(load.number, load.handle)
+        self._results[load.number] = load
+        if len(self._results) > RESULTS_LIMIT:
+            self._results.popitem(last=False)
         self._tell(
             LoadCame(
                 pid=load.pid,
@@ -282,9 +292,13 @@ class Tracer:
         self._processes.handles((handle.pid, handle.start_time_ns)).named(handle)
 
     def _examined(self, loads: Loads) -> None:
-        for process, load in loads.take():
+        for process, seen in loads.take():
+            load = seen
             key = (process.pid, process.start_time_ns)
             self._processes.handles(key).examined(load.number, load.modules)
+            came = self._results.pop(load.number, None)
+            if came is not None:
+                load = replace(load, handle=came.handle, result=came.result)
             self._tell(LoadSeen(process=process, load=load))
 
     # ---------------------------------------------------------------- once a second
@@ -340,6 +354,7 @@ class Tracer:
             attached=self._calls is not None,
             counters=CallCounters() if self._calls is None else self._calls.counters(),
             problems=tuple(self._problems.values()),
+            unread=self._unread,
             without_library=without,
             cpu_seconds=usage.user + usage.system,
             resident_bytes=_resident_bytes(),

@@ -114,7 +114,7 @@ def cuda_state(
     libraries = book.libraries.values()
     return CudaState(
         watching=not error and not (tracer.problems and not tracer.attached),
-        problems=tuple(filter(None, (error, *tracer.problems))),
+        problems=tuple(filter(None, (error, *tracer.problems, *tracer.unread))),
         libraries=len(book.libraries),
         entry_points=sum(len(one.probed) for one in libraries),
         dear_entry_points=sum(len(one.at_start) for one in libraries),

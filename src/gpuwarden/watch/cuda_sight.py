@@ -54,7 +54,7 @@ class CudaSight:
             evidence = (Evidence(source="tracer", text=text) for text in unseen[:PROBLEMS_SHOWN])
             yield about_source(CUDA_CALLS_UNSEEN, SOURCE, evidence)
         counters = side.state.counters
-        missed = counters.missed_loads + counters.dropped + side.state.dropped_messages
+        missed = side.book.missed + counters.dropped + side.state.dropped_messages
         if missed > self._missed:
             self._grew_at_ns = at_ns
         # A tracer that was started anew counts from zero.
@@ -79,12 +79,12 @@ def _unseen(side: CudaSide) -> Iterator[str]:
 def _missed(side: CudaSide) -> Iterator[Evidence]:
     counters = side.state.counters
     for count, what in (
-        (counters.missed_loads, "modules of which bytes are missing"),
+        (side.book.missed, "modules of which bytes are missing"),
         (counters.dropped, "calls that found no room in the ring"),
         (side.state.dropped_messages, "events that the agent did not take in time"),
     ):
         if count:
-            yield Evidence(source="tracer", text=f"{count} {what}, since the tracer's start")
+            yield Evidence(source="tracer", text=f"{count} {what}")
     for key in side.book.known():
         process = side.book.process(key)
         if process is not None and process.missed_loads:

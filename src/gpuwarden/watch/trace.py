@@ -266,7 +266,7 @@ class Trace:
 
     def _blind(self, traced: Sequence[Traced]) -> tuple[str, ...]:
         """Why less was seen than was asked for."""
-        problems = list(self._side.state.problems)
+        problems = [*self._side.state.problems, *self._side.state.unread]
         if self._side.child.error:
             problems.append(f"the tracer: {self._side.child.error}")
         if not traced and not self._arguments.all:
