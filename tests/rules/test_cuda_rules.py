@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -479,7 +479,6 @@ LOOSE = "workloads: [{name: all, match: {user: '1'}, single_process: true, profi
 LOOSE += "profiles: [{name: torch, baselines: [starter]}]\n"
 
 
-@settings(max_examples=200)
 @given(
     st.builds(
         Snapshot,

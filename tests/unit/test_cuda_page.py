@@ -68,7 +68,8 @@ def test_the_flags_of_the_page_are_there() -> None:
 
 
 def test_every_rule_that_the_page_names_is_one() -> None:
-    rule = r"`((?:modules?|contexts_beyond|second_gpu|gpu_process|cuda)_[a-z_]+)`"
+    beginnings = "module|contexts_beyond|second_gpu|second_kernel|kernels|gpu_process|cuda"
+    rule = rf"`((?:{beginnings})_[a-z_]+)`"
     named = set(re.findall(rule, PAGE))
     events = {"module_load", "cuda_context", "cuda_library"}
     assert named - events <= RULE_IDS | CUDA_SIGHT_RULES

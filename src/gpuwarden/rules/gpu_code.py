@@ -91,9 +91,10 @@ def gpu_module_unknown(node: Node, policy: Policy, rows: Sequence[Row]) -> Itera
 def unseen(node: Node, policy: Policy, rows: Sequence[Row]) -> str:
     """Of which declared process the code was not, or not wholly, seen; empty for none."""
     reasons: list[str] = []
+    seen_loading = _seen_loading(node)
     for process, _ in _processes(node, rows):
         profile = profile_of(node, policy, process)
-        if profile is None or _was_seen_loading(node, process):
+        if profile is None or (process.pid, process.start_time_ticks) in seen_loading:
             continue
         scan = node.code_scan_of(process)
         if scan is None:
@@ -122,14 +123,13 @@ def _processes(node: Node, rows: Sequence[Row]) -> Iterator[tuple[Process, list[
             yield process, own
 
 
-def _was_seen_loading(node: Node, process: Process) -> bool:
-    """Whether every load of a process was seen with its bytes, from its first moment on."""
-    key = (process.pid, process.start_time_ticks)
-    return any(
-        one.libraries and one.seen_since_ns is not None and not (one.before or one.missed_loads)
+def _seen_loading(node: Node) -> set[tuple[int, int]]:
+    """Processes of which every load was seen with its bytes, from their first moment on."""
+    return {
+        (one.pid, one.start_time_ticks)
         for one in node.snapshot.cuda
-        if (one.pid, one.start_time_ticks) == key
-    )
+        if one.libraries and one.seen_since_ns is not None and not (one.before or one.missed_loads)
+    }
 
 
 def _hash_like(modules: Iterable[GpuModule]) -> list[GpuModule]:
