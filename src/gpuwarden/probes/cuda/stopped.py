@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import signal
 import struct
 import time
@@ -45,6 +46,7 @@ SETTLED_NS = 1_000_000_000
 """A process that runs so long after its record was made is not going to stop any more."""
 _THREADS_LIMIT = 256
 _PROC_BYTES = 8192
+_PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s*([0-9a-f]{16})$", re.MULTILINE)
 _STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _STOP_BITS = sum(1 << (number - 1) for number in _STOPPING)
 
@@ -190,11 +192,8 @@ def is_stopped(pid: int, thread_id: int) -> bool:
 def pending_signals(status: bytes) -> int:
     """The set of signals that a /proc/PID/status says are pending, for the thread or for all."""
     found = 0
-    for line in status.splitlines():
-        name, _, value = line.partition(b":")
-        if name in (b"SigPnd", b"ShdPnd"):
-            with contextlib.suppress(ValueError):
-                found |= int(value[:32], 16)
+    for value in _PENDING.findall(status):
+        found |= int(value, 16)
     return found
 
 
