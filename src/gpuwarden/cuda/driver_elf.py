@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gpuwarden.cuda.elf_symbols import (
+    ELF64,
     EM_AARCH64,
     EM_X86_64,
     STT_FUNC,
@@ -46,9 +47,10 @@ _LANDING = b"\xf3\x0f\x1e\xfa"
 """endbr64, which may stand before it."""
 _PROLOGUE_BYTES = len(_LANDING) + _COMPARE_BYTES + 2
 
-Kind = Literal["driver", "copy", "wrapper", "stub", "foreign", "other", "none"]
+Kind = Literal["driver", "copy", "wrapper", "stub", "foreign", "broken", "other", "none"]
 """``copy``: it has a driver's build-id and not its names; ``foreign``: of another machine;
-``other``: another ELF file; ``none``: no ELF file."""
+``broken``: a loader may read its tables where this does not; ``other``: another ELF file;
+``none``: no ELF file."""
 LIBRARIES = frozenset({"driver", "copy", "wrapper", "stub"})
 
 KnownOffsets = Mapping[str, Mapping[str, int]]
@@ -86,24 +88,23 @@ def examine(read_at: ReadAt, size: int, machine: str, known: KnownOffsets) -> Dr
     named = (identity.soname or "").startswith(SONAME)
     offsets_known = known.get(identity.build_id or "", {})
     suspected = named or bool(offsets_known)
-    nothing = DriverElf("other", identity.build_id, identity.soname)
+
+    def nothing(kind: Kind, *problems: str) -> DriverElf:
+        return DriverElf(kind, identity.build_id, identity.soname, problems=problems)
+
     try:
+        if not read_at(0, len(ELF64)).startswith(ELF64):
+            why = "it is for another machine (not a 64-bit little-endian file)"
+            return nothing("foreign", *trouble, why) if suspected else nothing("other")
         symbols = DynamicSymbols(read_at)
         exported = sum(any(map(symbols.find, names)) for names in CORE)
     except Malformed as error:
-        if not suspected:
-            return nothing
-        return DriverElf(
-            "foreign",
-            identity.build_id,
-            identity.soname,
-            problems=(*trouble, f"nothing of it can be attached to: {error}"),
-        )
+        return nothing("broken", *trouble, str(error))
     if exported < CORE_NEEDED and not suspected:
-        return nothing
+        return nothing("other")
     if symbols.machine != {"x86_64": EM_X86_64, "aarch64": EM_AARCH64}.get(machine):
         why = f"it is for another machine (ELF number {symbols.machine})"
-        return DriverElf("foreign", identity.build_id, identity.soname, problems=(*trouble, why))
+        return nothing("foreign", *trouble, why)
     places = Places(read_at, symbols)
     places.add_exported()
     places.add_known(offsets_known)

@@ -33,7 +33,8 @@ _GNU_HASH_HEADER = struct.Struct("<IIII")
 _WORD = struct.Struct("<I")
 _BLOOM_WORD = struct.Struct("<Q")
 
-ELF64_LITTLE = b"\2\1"
+ELF64 = MAGIC + b"\2\1"
+"""How a 64-bit little-endian file begins."""
 EM_X86_64, EM_AARCH64 = 62, 183
 PF_X = 1
 DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_GNU_HASH = 0, 4, 5, 6, 0x6FFFFEF5
@@ -41,7 +42,10 @@ SHN_UNDEF, SHN_ABS = 0, 0xFFF1
 STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC = 0, 2, 10
 
 CHAIN_LIMIT = 1024
+OLD_CHAIN_LIMIT = 256
 """Symbols of one bucket; a library of a million symbols has a dozen."""
+ALIKE_LIMIT = 8
+"""Symbols of one name's 31-bit hash."""
 CHUNK = 64
 _WORD_BITS = 64
 
@@ -69,7 +73,7 @@ class DynamicSymbols:
     def __init__(self, read_at: ReadAt) -> None:
         self._read_at = read_at
         self._head = read_at(0, HEAD_BYTES)
-        if self._head[:4] != MAGIC or self._head[4:6] != ELF64_LITTLE:
+        if not self._head.startswith(ELF64):
             raise Malformed("ELF header: not a 64-bit little-endian file")
         _, self.machine, offset, entry_bytes, count = _HEADER.unpack(self._at(0, _HEADER.size))
         if count > SEGMENT_LIMIT or (count and entry_bytes != _PROGRAM_HEADER.size):
@@ -146,14 +150,19 @@ class DynamicSymbols:
         if index < max(first, 1):
             return None
         chain = bucket_table + (buckets - first) * _WORD.size
+        alike = 0
         for _ in range(CHAIN_LIMIT // CHUNK):
             # The last chunk of a table may lie at the end of its segment.
             words = self._mapped(chain + index * _WORD.size, CHUNK * _WORD.size, whole=False)
             for (entry,) in _WORD.iter_unpack(words[: len(words) & ~3]):
-                if entry | 1 == hashed | 1 and (symbol := self._symbol(index, name)):
-                    return symbol
+                if entry | 1 == hashed | 1:
+                    if symbol := self._symbol(index, name):
+                        return symbol
+                    alike += 1
                 if entry & 1:
                     return None
+                if alike > ALIKE_LIMIT:
+                    raise Malformed("ELF hash table: one hash for many names")
                 index += 1
             if len(words) < CHUNK * _WORD.size:
                 break
@@ -165,7 +174,7 @@ class DynamicSymbols:
             return None
         words = table + _HASH_HEADER.size
         index = self._word(words + _hash(name) % buckets * _WORD.size)
-        for _ in range(CHAIN_LIMIT):
+        for _ in range(OLD_CHAIN_LIMIT):
             if not 0 < index < symbols:
                 return None
             if symbol := self._symbol(index, name):

@@ -180,7 +180,7 @@ class Libraries:
                 self._round_at = self._now
 
     def _begin_round(self) -> None:
-        self._files.book.prune(self._round_began)
+        self._files.prune(self._round_began)
         self._round_began = self._round_at = self._now
         try:
             self._round = self._host.kernel_pids()

@@ -154,11 +154,16 @@ class LibraryBook:
             os.close(home.file.handle)
         self._leaving.clear()
 
-    def prune(self, seen_before: float) -> None:
-        """Forgets files that no library is, and that nobody was seen to map since."""
-        for key, known in list(self.files.items()):
-            if known.library is None and not known.waits and known.seen_at < seen_before:
-                del self.files[key]
+    def prune(self, seen_before: float) -> list[MapsKey]:
+        """Forgets files that no library is, and that nobody was seen to map since; which."""
+        old = [
+            key
+            for key, known in self.files.items()
+            if known.library is None and not known.waits and known.seen_at < seen_before
+        ]
+        for key in old:
+            del self.files[key]
+        return old
 
 
 def _kept(home: Home) -> float:

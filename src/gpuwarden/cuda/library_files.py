@@ -29,6 +29,10 @@ LIBRARIES_LIMIT = 256
 HOMES_LIMIT = DESCRIPTORS_LIMIT - 1
 """Files that another may be the same as; beyond, one file may be attached to twice."""
 PROBLEMS_LIMIT = 64
+UNSEEN = {
+    "foreign": "calls of this driver library are not seen",
+    "broken": "not readable as an ELF file, it may be a driver library",
+}
 PATH_LIMIT = 512
 
 
@@ -61,7 +65,7 @@ class LibraryFiles:
         self._host = host
         self._machine = os.uname().machine
         self.book = LibraryBook()
-        self.problems: dict[object, str] = {}
+        self.problems: dict[str | MapsKey, str] = {}
         """What cannot be seen, by what it is about, as long as that is so."""
         self.to_read: set[int] = set()
         """Processes whose maps are to be read, since what they map has become known."""
@@ -100,9 +104,19 @@ class LibraryFiles:
         self._mounts.clear()
         self.book.close_left()
 
-    def problem(self, about: object, text: str) -> None:
-        if about in self.problems or len(self.problems) < PROBLEMS_LIMIT:
+    def problem(self, about: str | MapsKey, text: str) -> None:
+        """Something cannot be seen: a file, of which many are counted, or a thing of its own."""
+        if isinstance(about, str) or about in self.problems or len(self.problems) < PROBLEMS_LIMIT:
             self.problems[about] = text
+        else:
+            self.problems["more"] = "and more files that cannot be read"
+
+    def prune(self, seen_before: float) -> None:
+        """Forgets files that nobody was seen to map since."""
+        for key in self.book.prune(seen_before):
+            self.problems.pop(key, None)
+        if len(self.problems) < PROBLEMS_LIMIT:
+            self.problems.pop("more", None)
 
     def meet(
         self, pid: int, key: MapsKey, place: Executable, generation: int | None = None
@@ -238,9 +252,9 @@ class LibraryFiles:
         if elf.kind not in LIBRARIES:
             os.close(subject.file.handle)
             self._is_nothing(subject.key, elf.soname)
-            if elf.kind == "foreign":
+            if elf.kind in UNSEEN:
                 why = "; ".join(elf.problems)
-                self.problem(subject.key, f"{subject.path}: a driver library, not seen: {why}")
+                self.problem(subject.key, f"{subject.path}: {UNSEEN[elf.kind]}: {why}")
             return
         offsets = self._slots.known(elf.build_id)
         if not subject.with_known and not offsets.keys() <= elf.offsets.keys():
