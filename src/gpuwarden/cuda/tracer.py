@@ -1,7 +1,8 @@
 """The tracer: one process that finds driver libraries, probes them and tells what was called.
 
 It is a child of the agent, so that a flood of modules does not keep device opens waiting. Before
-the first driver library is found nothing is loaded into the kernel and no other child is made.
+the first driver library is found nothing is loaded into the kernel and no other child is made. The
+machine's own library counts as found when it is installed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuwarden.cuda.guardian import Guardian, sweep
+from gpuwarden.cuda.installed import InstalledLibraries
 from gpuwarden.cuda.libraries import Libraries
 from gpuwarden.cuda.loads import Loads
 from gpuwarden.cuda.messages import (
@@ -58,6 +60,7 @@ from gpuwarden.sensors.process import stat_lines
 
 WINDOW_SECONDS = 1.0
 GUARDED_SECONDS = 0.1
+INSTALLED_WINDOWS = 30
 UNREAD_TOLD = 16
 RESULTS_LIMIT = 4096
 """Of loads that are still being examined."""
@@ -78,6 +81,7 @@ class Tracer:
         self._stack = ExitStack()
         self._poll = select.epoll()
         self._libraries = Libraries(self._host)
+        self._installed = InstalledLibraries(self._host)
         self._calls: CudaCalls | None = None
         self._launches: LaunchProbe | None = None
         self._loads: Loads | None = None
@@ -101,6 +105,8 @@ class Tracer:
         with self._stack:
             _continue_the_stopped()
             self._stack.callback(self._libraries.close)
+            self._stack.callback(self._installed.close)
+            self._look_at_installed()
             self._stack.callback(self._poll.close)
             self._watch(control)
             self._watch(self._libraries.fileno())
@@ -148,6 +154,8 @@ class Tracer:
     def _second(self) -> None:
         self._look(None)
         self._windows += 1
+        if self._windows % INSTALLED_WINDOWS == 0:
+            self._look_at_installed()
         self._window()
         self._bury()
         self._tell(self._state())
@@ -158,10 +166,12 @@ class Tracer:
         news = self._libraries.look(pids)
         found = set()
         for one in news.found:
-            found.add(one.key)
+            if one.key not in self._attached:
+                found.add(one.key)
             self._attach(one)
         for key in news.gone:
-            self._detach(key)
+            if key not in self._installed.found:
+                self._detach(key)
         self._unread = tuple(news.problems[:UNREAD_TOLD])
         for process, keys in news.mapped.items():
             if self._mapping.get(process) == keys:
@@ -177,6 +187,16 @@ class Tracer:
                     at_ns=time.time_ns(),
                 )
             )
+
+    def _look_at_installed(self) -> None:
+        """Attaches to this machine's own libraries; an upgrade makes them other ones."""
+        new, gone = self._installed.look()
+        for one in new:
+            self._attach(one)
+        mapped = {key for keys in self._mapping.values() for key in keys}
+        for key in gone:
+            if key not in mapped:
+                self._detach(key)
 
     def _attach(self, library: FoundLibrary) -> None:
         self._attached[library.key] = library
