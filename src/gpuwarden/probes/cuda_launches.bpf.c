@@ -23,6 +23,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* A process may take up handles while it has less than this part of the room that is free. */
 #define SHARE_OF_FREE 8
 
+/* Of how many samples of a process one looks whether the ring is getting full; a power of two. */
+#define LOOK_EVERY 256
+
 /* Reasons a launch is in no process's count; counters of the whole machine. */
 #define COUNT_HANDLES 0    /* handles taken up so far */
 #define COUNT_UNCOUNTED 1  /* launches of processes that found no room */
@@ -141,16 +144,6 @@ static __always_inline void increment(__u32 counter)
 		__sync_fetch_and_add(value, 1);
 }
 
-static __always_inline void identify(struct launch_process *process)
-{
-	/* Followed as pointers of a known type: no helper is called for them, and none fails. */
-	struct task_struct *task = bpf_get_current_task_btf();
-
-	process->start_ns = task->group_leader->start_boottime;
-	process->tgid = task->tgid;
-	process->stretch = 0;
-}
-
 static __always_inline struct launch_totals *totals_of(struct launch_process *process)
 {
 	struct launch_totals *found = bpf_map_lookup_elem(&totals, process);
@@ -208,13 +201,10 @@ static __noinline int count_first(struct launch_key *key, struct launch_settings
 	return 0;
 }
 
-/* Its argument is how the record comes to be described in the object. */
-static __noinline int read_by_arguments(struct launch_sample *sample, struct pt_regs *context)
+static __always_inline void read_by_arguments(struct launch_sample *sample, struct pt_regs *context)
 {
 	__u64 stack[3] = {};
 
-	if (!sample || !context)
-		return 0;
 	sample->grid[0] = ENTRY_2(context);
 	sample->grid[1] = ENTRY_3(context);
 	sample->grid[2] = ENTRY_4(context);
@@ -230,7 +220,6 @@ static __noinline int read_by_arguments(struct launch_sample *sample, struct pt_
 	bpf_probe_read_user(stack, sizeof(stack[0]), ENTRY_STACK(context));
 	sample->stream = stack[0];
 #endif
-	return 0;
 }
 
 static __always_inline void read_configuration(struct launch_sample *sample, void *address)
@@ -243,49 +232,50 @@ static __always_inline void read_configuration(struct launch_sample *sample, voi
 	sample->stream = configuration.stream;
 }
 
-static __always_inline bool tell(struct launch_process *process, struct launch_settings *set,
-				 __u64 now, __u64 handle, struct pt_regs *context, enum kind kind)
+/* The first launch of a process in a stretch. */
+static __noinline int open_share(struct launch_sample *sample, struct launch_settings *set)
 {
-	struct launch_sample *sample = bpf_ringbuf_reserve(&samples, sizeof(*sample), 0);
-	__u64 waiting;
+	struct launch_process process = {};
+	struct sample_share none = {};
 
-	if (!sample)
-		return false;
-	__builtin_memset(sample, 0, sizeof(*sample));
-	sample->time_ns = now;
-	sample->start_ns = process->start_ns;
-	sample->tgid = process->tgid;
-	sample->pid = bpf_get_current_pid_tgid();
-	sample->handle = handle;
-	if (kind == BY_ARGUMENTS)
-		read_by_arguments(sample, context);
-	else if (kind == BY_CONFIGURATION)
-		read_configuration(sample, (void *)ENTRY_1(context));
-	else
-		sample->stream = ENTRY_2(context);
-	/* The reader comes at the stretch's end; before it only when the ring gets half full. */
-	waiting = bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) - set->ring_half_bytes;
-	bpf_ringbuf_submit(sample, waiting < 64 * sizeof(*sample) ? BPF_RB_FORCE_WAKEUP :
-								    BPF_RB_NO_WAKEUP);
-	return true;
+	if (!sample || !set)
+		return 0;
+	process.start_ns = sample->start_ns;
+	process.tgid = sample->tgid;
+	process.stretch = set->stretch;
+	bpf_map_update_elem(&shares, &process, &none, BPF_NOEXIST);
+	return 0;
+}
+
+/* The reader comes at the stretch's end; before it only where a ring is half full already. */
+static __always_inline __u64 wake_up(struct sample_share *share, struct launch_settings *set)
+{
+	if (share->taken & (LOOK_EVERY - 1) ||
+	    bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) < set->ring_half_bytes)
+		return BPF_RB_NO_WAKEUP;
+	return BPF_RB_FORCE_WAKEUP;
 }
 
 /* A launch while a stretch is open. */
-static __always_inline void sample_launch(struct launch_process *process,
+static __always_inline void sample_launch(struct launch_process *process, __u32 thread,
 					  struct launch_settings *set, __u64 handle,
 					  struct pt_regs *context, enum kind kind)
 {
-	__u64 now = bpf_ktime_get_boot_ns();
+	struct launch_sample sample = {
+		.time_ns = bpf_ktime_get_boot_ns(),
+		.start_ns = process->start_ns,
+		.handle = handle,
+		.tgid = process->tgid,
+		.pid = thread,
+	};
 	struct sample_share *share;
 
-	if (now >= set->until_ns)
+	if (sample.time_ns >= set->until_ns)
 		return;
 	process->stretch = set->stretch;
 	share = bpf_map_lookup_elem(&shares, process);
 	if (!share) {
-		struct sample_share none = {};
-
-		bpf_map_update_elem(&shares, process, &none, BPF_NOEXIST);
+		open_share(&sample, set);
 		share = bpf_map_lookup_elem(&shares, process);
 		if (!share) {
 			increment(COUNT_UNSAMPLED);
@@ -293,23 +283,37 @@ static __always_inline void sample_launch(struct launch_process *process,
 		}
 	}
 	/* A call with no function fails, and 0 stands for a graph. */
-	if (share->taken < set->most_of_one_process && (handle || kind == GRAPH) &&
-	    tell(process, set, now, handle, context, kind))
-		__sync_fetch_and_add(&share->taken, 1);
+	if (share->taken >= set->most_of_one_process || (!handle && kind != GRAPH))
+		goto dropped;
+	if (kind == BY_ARGUMENTS)
+		read_by_arguments(&sample, context);
+	else if (kind == BY_CONFIGURATION)
+		read_configuration(&sample, (void *)ENTRY_1(context));
 	else
-		__sync_fetch_and_add(&share->dropped, 1);
+		sample.stream = ENTRY_2(context);
+	if (bpf_ringbuf_output(&samples, &sample, sizeof(sample), wake_up(share, set)))
+		goto dropped;
+	__sync_fetch_and_add(&share->taken, 1);
+	return;
+dropped:
+	__sync_fetch_and_add(&share->dropped, 1);
 }
 
 static __always_inline int launched(__u64 handle, struct pt_regs *context, enum kind kind)
 {
+	/* Followed as a pointer of a known type: no helper is called for what is behind it. */
+	struct task_struct *task = bpf_get_current_task_btf();
 	struct launch_settings *set = settings();
-	struct launch_key key = { .handle = handle };
+	struct launch_key key = {
+		.handle = handle,
+		.process.start_ns = task->group_leader->start_boottime,
+		.process.tgid = task->tgid,
+	};
 	struct launch_totals *process;
 	__u64 *count;
 
 	if (!set)
 		return 0;
-	identify(&key.process);
 	if (kind == GRAPH) {
 		process = totals_of(&key.process);
 		if (process)
@@ -322,7 +326,7 @@ static __always_inline int launched(__u64 handle, struct pt_regs *context, enum 
 			count_first(&key, set);
 	}
 	if (set->stretch)
-		sample_launch(&key.process, set, handle, context, kind);
+		sample_launch(&key.process, task->pid, set, handle, context, kind);
 	return 0;
 }
 
