@@ -179,7 +179,9 @@ def _said(load: ModuleLoad, profile: str) -> tuple[str, str]:
         return "yellow", f"{'BYTES MISSED' if load.missed else 'NOT READ'}: {why[:TEXT_LIMIT]}"
     grave, module = max(((_grave(one, profile), one) for one in load.modules), key=lambda x: x[0])
     words = "HASH-LIKE" if grave == 3 else _standing(module, profile)
-    named = ", ".join(name[:TEXT_LIMIT] for name in module.kernels[:3])
+    named = module.kernels[0][:TEXT_LIMIT] if module.kernels else ""
+    if module.kernel_count > 1:
+        named = f"{named} and {module.kernel_count - 1} more".lstrip()
     more = f"; {len(load.modules) - 1} more in it" if len(load.modules) > 1 else ""
     part = f" (in part: {load.missed[:TEXT_LIMIT]})" if load.missed else ""
     image = " ".join(w for w in (module.kind, module.arch, module.digest[:DIGEST_SHOWN]) if w)

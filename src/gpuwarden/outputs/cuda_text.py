@@ -104,7 +104,7 @@ def _contexts(contexts: Sequence[CudaContext]) -> Iterator[str]:
 def _loads(cuda: CudaProcess) -> str:
     if not cuda.loads:
         return "none seen"
-    text = f"{cuda.loads:,} loads, {cuda.known_loads:,} modules known"
+    text = f"{cuda.loads:,}; {cuda.known_loads:,} modules known"
     if cuda.missed_loads:
         why = f" ({'; '.join(cuda.missed)[:TEXT_LIMIT]})" if cuda.missed else ""
         text += f"; the bytes of {cuda.missed_loads:,} were missed{why}"

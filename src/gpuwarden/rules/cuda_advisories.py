@@ -20,8 +20,8 @@ MODULE_LOADED_HASH_LIKE = Advisory(
     "compiler had made it clears nothing.",
     (
         _EVIDENCE,
-        "Call {owner}: the workload may be the victim. Ask what the kernels named in the evidence "
-        "are for, and which package brings them.",
+        "Call {owner} and ask what the kernels named in the evidence are for, and which package "
+        "brings them; the workload may be the victim.",
         "Look where it came from: what the process imported, downloaded or unpacked shortly before "
         "the load, and which image and user started it.",
         "Look at the peers of pid {pid} (gpuwarden scan): one like a pool's makes it a "

@@ -140,4 +140,4 @@ def limit_lines(one: Watched) -> Iterator[Evidence]:
             source=SOURCE, text=f"the bytes of {cuda.missed_loads} of its loads were missed{why}"
         )
     for text in cuda.limits[:LIMITS_SHOWN]:
-        yield Evidence(source=SOURCE, text=text)
+        yield Evidence(source=SOURCE, text=f"not seen: {text}")
