@@ -41,8 +41,9 @@ def _unpacked() -> Path | None:
 def _fetch() -> None:
     if platform.machine() != "x86_64":
         raise NotToBeHadError(f"Debian has {PACKAGE} for amd64, and this is {platform.machine()}")
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise NotToBeHadError("it comes with apt, which this machine lacks")
+    system = platform.freedesktop_os_release().get("ID", "another system")
+    if system != "debian" or shutil.which("apt-get") is None:
+        raise NotToBeHadError(f"it is taken from Debian's archive, and this is {system}")
     shutil.rmtree(PLACE, ignore_errors=True)
     for folder in ("lists/partial", "archives/partial", "sources"):
         (PLACE / folder).mkdir(parents=True)
