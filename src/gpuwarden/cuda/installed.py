@@ -11,6 +11,7 @@ from gpuwarden.cuda.slots import Trusted, installed, resolve, trusted
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
+from gpuwarden.sensors.device_nodes import read_majors
 
 
 class InstalledLibraries:
@@ -51,6 +52,15 @@ class InstalledLibraries:
                 yield key, trusted(self._host, path, key)
             except (OSError, GpuwardenError):
                 continue  # It is told of when somebody maps it.
+
+
+def has_kernel_driver(host: Host) -> bool:
+    """Whether NVIDIA's kernel driver is loaded, as far as that can be told."""
+    try:
+        names = read_majors(host).names.values()
+    except GpuwardenError:
+        return False
+    return any(name.startswith("nvidia") for name in names)
 
 
 def _opened(library: Trusted) -> FoundLibrary | None:

@@ -2,7 +2,7 @@
 
 It is a child of the agent, so that a flood of modules does not keep device opens waiting. Before
 the first driver library is found nothing is loaded into the kernel and no other child is made. The
-machine's own library counts as found when it is installed.
+machine's own library counts as found when it is installed, or its kernel driver is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuwarden.cuda.guardian import Guardian, sweep
-from gpuwarden.cuda.installed import InstalledLibraries
+from gpuwarden.cuda.installed import InstalledLibraries, has_kernel_driver
 from gpuwarden.cuda.libraries import Libraries
 from gpuwarden.cuda.loads import Loads
 from gpuwarden.cuda.messages import (
@@ -106,6 +106,9 @@ class Tracer:
             _continue_the_stopped()
             self._stack.callback(self._libraries.close)
             self._stack.callback(self._installed.close)
+            if has_kernel_driver(self._host):
+                # Whoever maps the first library is not to call it before this is done.
+                self._load()
             self._look_at_installed()
             self._stack.callback(self._poll.close)
             self._watch(control)

@@ -166,6 +166,16 @@ class Identities:
         self._keep(key, found)
         return found
 
+    def named(self, key: Key) -> Process | None:
+        """A process of which no event told, as it is now; None when it is not there."""
+        known = self._known.get(key)
+        if known is None:
+            known = self._read([key[0]]).get(key[0])
+            if known is None or known.start_time_ticks != key[1]:
+                return None
+            self._keep(key, known)
+        return known
+
     def know_users(self, users: Mapping[int, str]) -> None:
         """Names that a judgement asked a name service for; here nobody waits for one."""
         self._users.update(users)

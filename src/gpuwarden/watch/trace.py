@@ -216,9 +216,14 @@ class Trace:
         if known is not None:
             return known
         used = self._side.book.used(key)
-        if used is None or used.identity is None:
+        if used is None:
             return None
-        process = self._identities.process(used.identity)
+        identity = used.identity
+        process = (
+            self._identities.named(key) if identity is None else self._identities.process(identity)
+        )
+        if process is None:
+            return None
         container = container_of(process, self._surroundings)
         if not self._is_wanted(process, container):
             return None
