@@ -39,6 +39,7 @@ ANSWER_SECONDS = 3.0
 END_SECONDS = 0.5
 ROOM = 16
 """Requests on their way."""
+HANGING_LIMIT = 8
 MESSAGE_LIMIT_BYTES = 1 << 18
 DESCRIPTORS_LIMIT = 32
 CAP_DAC_READ_SEARCH = 2
@@ -54,6 +55,8 @@ class Request(Struct, frozen=True, array_like=True):
     size: int
     compare: bool = False
     known: dict[str, dict[str, int]] = {}
+    device: tuple[int, int] = (0, 0)
+    """Of the file: when one hangs, all requests for that file system are given up."""
 
 
 class Answer(Struct, frozen=True, array_like=True):
@@ -63,6 +66,7 @@ class Answer(Struct, frozen=True, array_like=True):
     elf: DriverElf | None = None
     same: int | None = None
     problem: str = ""
+    hung: bool = False
 
 
 class FileChild:
@@ -124,25 +128,30 @@ class FileChild:
             except BlockingIOError:
                 break
             except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-                found += self._give_up("the process that reads it ended")
+                found += self._give_up("the process that reads it ended", hung=False)
                 continue
             self._moved_at = time.monotonic()
             if self._waiting.pop(answer.number, None) is not None:
                 found.append(answer)
         if self._waiting and time.monotonic() - self._moved_at > ANSWER_SECONDS:
-            found += self._give_up(f"its file system did not answer in {ANSWER_SECONDS:g} s")
+            why = f"its file system did not answer in {ANSWER_SECONDS:g} s"
+            found += self._give_up(why, hung=True)
         return found
 
     # ---------------------------------------------------------------- the process
 
-    def _give_up(self, why: str) -> list[Answer]:
-        """Ends the child: the oldest request has failed, the others are sent again."""
+    def _give_up(self, why: str, *, hung: bool) -> list[Answer]:
+        """Ends the child: what it was on has failed, other requests are sent again."""
         self._end()
-        if not self._waiting:
-            return []
-        number = next(iter(self._waiting))
-        del self._waiting[number]
-        failed = [Answer(number, problem=why)]
+        failed: list[Answer] = []
+        for number, (request, _) in list(self._waiting.items()):
+            device = request.device if hung else None
+            if not failed:
+                first = device
+            elif device is None or device != first:
+                continue
+            del self._waiting[number]
+            failed.append(Answer(number, problem=why, hung=hung))
         if self._waiting:
             self._moved_at = time.monotonic()
             try:
@@ -164,6 +173,8 @@ class FileChild:
 
     def _start(self) -> None:
         parent = os.getpid()
+        if len(self._ended) >= HANGING_LIMIT:
+            raise Unavailable("the processes that read such files hang, and cannot be ended")
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = os.fork()

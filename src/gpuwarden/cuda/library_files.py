@@ -29,6 +29,9 @@ LIBRARIES_LIMIT = 256
 HOMES_LIMIT = DESCRIPTORS_LIMIT - 1
 """Files that another may be the same as; beyond, one file may be attached to twice."""
 PROBLEMS_LIMIT = 64
+HUNG_SECONDS = 30.0
+"""How long a file system that did not answer is left alone."""
+UNREAD = (-1, -1, -1)
 UNSEEN = {
     "foreign": "calls of this driver library are not seen",
     "broken": "not readable as an ELF file, it may be a driver library",
@@ -78,6 +81,8 @@ class LibraryFiles:
         self._numbers = itertools.count(1)
         self._waiting: dict[MapsKey, set[int]] = {}
         """Processes that map a file of which it is not known yet what it is."""
+        self._hung: dict[tuple[int, int], float] = {}
+        """File systems → when they did not answer last."""
         self._mounts: dict[int, frozenset[tuple[int, int]]] = {}
         self._slots.prepare(self._machine)
 
@@ -151,6 +156,8 @@ class LibraryFiles:
         for answer in self._child.take():
             asked = self._asked.pop(answer.number)
             _close(asked.handles)
+            if answer.hung:
+                self._hung[asked.subject.file.status.key[:2]] = self.now
             if answer.problem and asked.elf is None:
                 self._unread(asked.subject, answer.problem)
             elif asked.elf is not None:
@@ -163,10 +170,16 @@ class LibraryFiles:
             key = next(iter(self._queue))
             pid, place = self._queue.pop(key)
             known = self.book.files.get(key)
-            if known is not None and known.waits:
-                subject = self._open(pid, key, place, known, is_local=False)
-                if subject is not None:
-                    self._submit(_Asked(subject), {})
+            if known is None or not known.waits:
+                continue
+            subject = self._open(pid, key, place, known, is_local=False)
+            if subject is None:
+                continue
+            hung_at = self._hung.get(subject.file.status.key[:2])
+            if hung_at is not None and self.now - hung_at < HUNG_SECONDS:
+                self._unread(subject, "its file system does not answer")
+            else:
+                self._submit(_Asked(subject), {})
 
     # ---------------------------------------------------------------- files
 
@@ -219,7 +232,8 @@ class LibraryFiles:
     def _submit(self, asked: _Asked, known: dict[str, dict[str, int]]) -> None:
         number = next(self._numbers)
         file = asked.subject.file
-        request = Request(number, file.status.size, bool(asked.homes), known)
+        device = file.status.key[:2]
+        request = Request(number, file.status.size, bool(asked.homes), known, device)
         asked = asked._replace(handles=tuple(os.dup(home.file.handle) for home in asked.homes))
         self._asked[number] = asked
         try:
@@ -230,6 +244,10 @@ class LibraryFiles:
 
     def _unread(self, subject: _Subject, why: str) -> None:
         os.close(subject.file.handle)
+        known = self.book.files.get(subject.key)
+        if known is not None:
+            # It is tried again when it is met again.
+            known.mark = UNREAD
         self._is_nothing(subject.key, None)
         text = f"{subject.path} cannot be read, it may be a driver library: {why}"
         self.problem(subject.key, text)

@@ -9,7 +9,7 @@ from gpuwarden.cuda.driver_elf import LIBRARIES, DriverElf
 from gpuwarden.cuda.file_child import examine_file
 from gpuwarden.cuda.library_book import Library
 from gpuwarden.cuda.slots import SlotChild, Slots, Trusted, ask, installed, trusted
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.probes.cuda.library import LibraryKey
 
@@ -69,7 +69,16 @@ class SlotBook:
 
     def ask(self, library: Library, path: str, key: LibraryKey) -> None:
         """Asks a library that is mapped. Errors: Unavailable with the reason why it is not."""
-        self._ask(trusted(self._host, path, key), library.elf, library)
+        refused: GpuwardenError | None = None
+        # A container calls the host's file by another name than the host.
+        for place in (path, *installed(self._host)):
+            try:
+                self._ask(trusted(self._host, place, key), library.elf, library)
+            except GpuwardenError as error:
+                refused = refused or error
+            else:
+                return
+        raise refused or Unavailable("it has no path")
 
     def take(self) -> list[tuple[Library, Slots]]:
         """The answers by now for libraries that are mapped; those for others are kept."""

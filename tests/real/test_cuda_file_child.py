@@ -1,0 +1,121 @@
+"""The child that reads files for the finder: it answers, hangs, ends, and is made anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.cuda import file_child
+from gpuwarden.cuda.driver_elf import examine
+from gpuwarden.cuda.file_child import Answer, FileChild, Request
+from tests.support.containers import wait_until
+from tests.support.cuda_bed import bed
+from tests.support.packages import require_root
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def child() -> Iterator[FileChild]:
+    require_root()
+    made = FileChild(os.uname().machine)
+    yield made
+    made.close()
+    assert not made.pids
+
+
+def handle(path: Path) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+def answers(child: FileChild, count: int) -> list[Answer]:
+    found: list[Answer] = []
+
+    def taken() -> bool:
+        found.extend(child.take())
+        return len(found) >= count
+
+    wait_until(taken, f"{count} answers")
+    return found
+
+
+def test_it_says_the_same_as_a_look_here(child: FileChild, tmp_path: Path) -> None:
+    library = bed().library()
+    unreadable = tmp_path / "mine"
+    shutil.copy(library, unreadable)
+    unreadable.chmod(0)
+    os.chown(unreadable, 1000, 1000)
+    data = library.read_bytes()
+    here = examine(lambda at, size: data[at : at + size], len(data), os.uname().machine, {})
+    for number, path in enumerate((library, unreadable), 1):
+        child.submit(Request(number, len(data)), [handle(path)])
+    assert [answer.elf for answer in answers(child, 2)] == [here, here]
+
+
+def test_the_same_file_by_its_pages(child: FileChild, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for copy in (one, other):
+        shutil.copy(bed().library(), copy)
+    (tmp_path / "link").hardlink_to(one)
+    handles = [handle(path) for path in (one, other, tmp_path / "link")]
+    child.submit(Request(1, 0, compare=True), handles)
+    child.submit(Request(2, 0, compare=True), handles[:2])
+    assert [answer.same for answer in answers(child, 2)] == [1, None]
+    empty = tmp_path / "empty"
+    empty.touch()
+    child.submit(Request(3, 0, compare=True), [handle(empty), handles[0]])
+    assert answers(child, 1) == [Answer(3)]
+
+
+def test_one_that_hangs_costs_the_files_of_its_file_system(
+    child: FileChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_child, "ANSWER_SECONDS", 0.3)
+    library = bed().library()
+    size = library.stat().st_size
+    child.submit(Request(1, size), [handle(library)])
+    answers(child, 1)
+    (pid,) = child.pids
+    os.kill(pid, signal.SIGSTOP)
+    for number, device in ((2, (0, 40)), (3, (0, 41)), (4, (0, 40))):
+        child.submit(Request(number, size, device=device), [handle(library)])
+    *hung, read = answers(child, 3)
+    assert [(one.number, one.elf, one.hung) for one in hung] == [(2, None, True), (4, None, True)]
+    assert "did not answer" in hung[0].problem
+    assert read.number == 3
+    assert read.elf is not None
+    assert read.elf.kind == "driver"
+
+
+def test_one_that_ends_costs_one_file(child: FileChild) -> None:
+    library = bed().library()
+    size = library.stat().st_size
+    child.submit(Request(1, size), [handle(library)])
+    answers(child, 1)
+    (pid,) = child.pids
+    os.kill(pid, signal.SIGSTOP)
+    for number in (2, 3):
+        child.submit(Request(number, size), [handle(library)])
+    os.kill(pid, signal.SIGKILL)
+    lost, read = answers(child, 2)
+    assert "ended" in lost.problem
+    assert read.elf is not None
+
+
+def test_it_has_no_rights_but_to_read(child: FileChild) -> None:
+    library = bed().library()
+    child.submit(Request(1, library.stat().st_size), [handle(library)])
+    answers(child, 1)
+    (pid,) = child.pids
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    assert int(status["CapEff"], 16) == 1 << file_child.CAP_DAC_READ_SEARCH
+    assert status["NoNewPrivs"] == "1"
+    assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 5
