@@ -119,7 +119,7 @@ class Workload:
         parts: list[Launched] = []
         now, step = 0.0, 0
         if start:
-            part = self._timed(rng, self.start, now)
+            part = self.timed(rng, self.start, now)
             parts.append(part)
             now = float(part.at[-1])
         while now < seconds:
@@ -128,7 +128,7 @@ class Workload:
                 sequence = (self.evaluation,) * 60  # type: ignore[assignment]
                 now += 1.5
             for one in sequence:
-                part = self._timed(rng, one, now)
+                part = self.timed(rng, one, now)
                 parts.append(part)
                 now = float(part.at[-1])
             step += 1
@@ -139,7 +139,7 @@ class Workload:
             )
         )
 
-    def _timed(self, rng: np.random.Generator, part: Launches, now: float) -> Launched:
+    def timed(self, rng: np.random.Generator, part: Launches, now: float) -> Launched:
         pace = max(0.5, rng.normal(1, self.step_jitter))
         if rng.random() < 0.01:
             pace *= 3
@@ -171,6 +171,24 @@ class Workload:
             for one in self.table
         ]
         return replace(self.of_run(seed), table=table, step_seconds=self.step_seconds * 1.7)
+
+    def with_missed(self, seed: int, share: float = 0.3) -> Workload:
+        """The same program where the bytes of some libraries' modules were not seen."""
+        rng = np.random.default_rng(seed)
+        missed = {one.digest for one in self.table if not one.jit and rng.random() < share}
+        table = [replace(one, digest="") if one.digest in missed else one for one in self.table]
+        return replace(self, table=table)
+
+    def with_new_code(self, seed: int, share: float = 0.1) -> Workload:
+        """The same program after a change: some of its JIT kernels are others."""
+        rng = np.random.default_rng(seed)
+        table = [
+            replace(one, name=f"triton_per_fused_new_{_word(number)}_{number}")
+            if one.jit and rng.random() < share
+            else one
+            for number, one in enumerate(self.table)
+        ]
+        return replace(self, table=table)
 
     @property
     def digests(self) -> frozenset[str]:
@@ -231,13 +249,46 @@ class Miner:
             place = main[np.minimum(np.searchsorted(launched.at[main], at), len(main) - 1)]
             at = launched.at[place] + 2e-6 * (1 + np.arange(len(at)) % 3)
             thread[:], stream[:] = MAIN, COMPUTE
-        order = np.argsort(np.concatenate([launched.at, at]), kind="stable")
-        return Launched(
-            np.concatenate([launched.at, at])[order],
-            np.concatenate([launched.kernel, np.full(len(at), number)])[order],
-            np.concatenate([launched.thread, thread])[order],
-            np.concatenate([launched.stream, stream])[order],
-        )
+        return merged(launched, Launched(at, np.full(len(at), number), thread, stream))
+
+
+def merged(*runs: Launched) -> Launched:
+    """All their launches in order of time."""
+    columns = [
+        np.concatenate([getattr(run, name) for run in runs])
+        for name in ("at", "kernel", "thread", "stream")
+    ]
+    order = np.argsort(columns[0], kind="stable")
+    return Launched(*(column[order] for column in columns))
+
+
+def beside(
+    every_seconds: float, seconds: float, kernels: Ints, seed: int, *, jitter: float = 0.1
+) -> Launched:
+    """A thread of its own that launches some kernels in a row again and again."""
+    rng = np.random.default_rng(seed)
+    starts = np.cumsum(rng.normal(1, jitter, int(seconds / every_seconds)).clip(0.1))
+    at = (starts[:, None] * every_seconds + 5e-5 * np.arange(len(kernels))).ravel()
+    kernel = np.tile(kernels, len(starts))
+    order = np.argsort(at, kind="stable")
+    count = len(at)
+    return Launched(at[order], kernel[order], np.full(count, 120), np.full(count, 40))
+
+
+def served(workload: Workload, threads: int, hz: float, seconds: float, seed: int) -> Launched:
+    """An inference server: threads that run the evaluation whenever a request comes."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for thread in range(threads):
+        now = 0.0
+        while now < seconds:
+            now += float(rng.exponential(threads / hz))
+            part = workload.timed(rng, workload.evaluation, now)
+            count = len(part.at)
+            stream = np.full(count, 50 + thread)
+            parts.append(Launched(part.at, part.kernel, np.full(count, 200 + thread), stream))
+            now = float(part.at[-1])
+    return merged(*parts)
 
 
 def windows(
@@ -246,9 +297,12 @@ def windows(
     *,
     sample_every: int = SAMPLE_EVERY,
     sample_most: int = SAMPLE_MOST,
-    first: int = 0,
+    grids: int = 1,
 ) -> Iterator[LaunchWindow]:
-    """The launches as windows of a second, every so many of them sampled from its start."""
+    """The launches as windows of a second, every so many of them sampled from its start.
+
+    ``grids``: so many different ones are launched of each kernel.
+    """
     edges = np.searchsorted(launched.at, np.arange(int(launched.at[-1]) + 1))
     for second in range(len(edges) - 1):
         low, high = int(edges[second]), int(edges[second + 1])
@@ -275,7 +329,7 @@ def windows(
                     index[int(launched.kernel[i])],
                     int(launched.thread[i]),
                     int(launched.stream[i]),
-                    (64, 1, 1),
+                    (64 * (1 + i * 7919 % grids), 1, 1),
                     table[int(launched.kernel[i])].block,
                 )
                 for i in range(low, until)
@@ -283,8 +337,8 @@ def windows(
         yield LaunchWindow(
             pid=4242,
             start_time_ticks=100,
-            from_ns=EPOCH_NS + (first + second) * 1_000_000_000,
-            until_ns=EPOCH_NS + (first + second + 1) * 1_000_000_000,
+            from_ns=EPOCH_NS + second * 1_000_000_000,
+            until_ns=EPOCH_NS + (second + 1) * 1_000_000_000,
             kernels=tuple(
                 KernelUse(name=name, digest=digest, launches=uses[at])
                 for (name, digest), at in place.items()

@@ -17,7 +17,7 @@ LEAST_BINS = 4
 KERNELS = 256
 LAUNCHES = 3
 """Of a kernel in one stretch, for it to be asked."""
-ALIKE = 0.25
+ALIKE, ALIKE_WINDOWS = 0.25, 0.35
 FIRST = 0.8
 """The first peak of this share of the highest is the period: the others are its multiples."""
 WINDOWS = 24
@@ -69,7 +69,7 @@ class Periods:
             series = np.array(windows).T
             alike, _ = _alike(series[series.sum(axis=1) >= LAUNCHES], len(windows) // 3)
             peak = _peak(alike, least=2)
-            if peak is not None:
+            if peak is not None and _repeats(alike, peak):
                 periods.append(_period(float(peak[0]), peak[1]))
         return tuple(periods)
 
@@ -94,6 +94,13 @@ def _alike(series: Floats, lags: int) -> tuple[Floats, Floats]:
     pairs = bins - np.arange(lags)
     each = correlated / np.maximum(correlated[:, :1], 1e-9) * (bins / pairs)
     return each.mean(axis=0), np.full(lags, float(len(varied))) * pairs
+
+
+def _repeats(alike: Floats, peak: tuple[float, float]) -> bool:
+    """Whether launches are alike after twice the time too: of a few windows chance is seldom so."""
+    twice = round(2 * peak[0])
+    near = alike[twice - 1 : twice + 2]
+    return peak[1] >= ALIKE_WINDOWS and bool(len(near)) and near.max() >= peak[1] / 2
 
 
 def _peak(alike: Floats, least: int = LEAST_BINS) -> tuple[float, float] | None:
