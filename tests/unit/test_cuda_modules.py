@@ -174,8 +174,13 @@ def test_a_module_that_every_profile_knows_is_not_judged(
     monkeypatch.setattr(open_profiles, "STARTER", str(starter))
     with ModuleExaminer(Policy(), UNSIGNED) as examiner:
         [module] = examined(examiner, image).modules
-    assert standing(module, "").standing == "known"
-    assert (module.answer, module.score, module.kernel_scores) == ("", None, ())
+        assert standing(module, "").standing == "known"
+        assert (module.answer, module.score, module.kernel_scores) == ("", None, ())
+        policy = Policy(profiles=[PolicyProfile(name="strict", baselines=["starter"])])
+        examiner.use(policy, UNSIGNED)
+        [module] = examined(examiner, image).modules
+        assert [one.standing for one in module.standings] == ["known", "unknown"]
+        assert module.answer == "hash-like"
 
 
 def test_an_allowed_class_holds_for_what_is_no_hash_and_only_where_it_is_allowed() -> None:
