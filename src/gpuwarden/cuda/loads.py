@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
@@ -35,10 +34,14 @@ class Loads:
     def fileno(self) -> int:
         return self._examiner.fileno()
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Which profiles cannot be asked, and what children lack."""
+        loose = (f"not confined: {one}" for one in self._examiner.unconfined)
+        return (*self._examiner.problems, *loose)
+
     def close(self) -> None:
-        for one in self._waiting.values():
-            if one.load.descriptor is not None:
-                os.close(one.load.descriptor)
+        # Descriptors are the examiner's since they were submitted.
         self._waiting.clear()
         self._examiner.close()
 

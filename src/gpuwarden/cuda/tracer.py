@@ -161,6 +161,8 @@ class Tracer:
             self._look_at_installed()
         self._window()
         self._bury()
+        if self._loads is not None:
+            self._note("modules", "; ".join(self._loads.problems))
         self._tell(self._state())
 
     # ---------------------------------------------------------------- libraries
