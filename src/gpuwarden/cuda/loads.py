@@ -29,6 +29,7 @@ class Loads:
         self._limit = policy.capture.module_mib << 20
         self._examiner = ModuleExaminer(policy)
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
+        self._submitted = 0
         self._done: deque[Seen] = deque()
 
     def fileno(self) -> int:
@@ -67,8 +68,10 @@ class Loads:
         if load.descriptor is None:
             self._done.append((load.process, _fact(load, (), problems)))
             return
-        self._waiting[load.number] = _Waiting(load, problems)
-        self._examiner.submit(load)
+        # A load by name, and what the driver reads for it, have one number.
+        self._submitted += 1
+        self._waiting[self._submitted] = _Waiting(load, problems)
+        self._examiner.submit(load._replace(number=self._submitted))
 
     def take(self) -> list[Seen]:
         """What has been examined by now."""
