@@ -103,10 +103,43 @@ def test_threads_that_load_at_once_make_one_stop(stopper: StopProbe, bulk: Path)
             while sum(stopper.outcomes()) < 4:
                 guard.look()
                 for record in stopper.map.records():
-                    stopper.map.release(record, was_sent=True)
+                    stopper.map.release(record)
         assert program.answer() == 0
         assert seen.longest[program.pid].seconds < 1
         assert stopper.map.records() == [] or state(program.pid) != "T"
+
+
+_EXECS = """
+import ctypes, os, sys, threading, time
+driver = ctypes.CDLL(sys.argv[1])
+driver.cuInit(0)
+image = ctypes.create_string_buffer(b"\\x7fELF" + bytes(60))
+def load():
+    while True:
+        driver.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), image)
+for _ in range(3):
+    threading.Thread(target=load, daemon=True).start()
+time.sleep(float(sys.argv[2]))
+os.execv("/bin/sleep", ["sleep", "0.3"])
+"""
+
+
+def test_programs_that_exec_while_they_are_stopped_go_on(stopper: StopProbe) -> None:
+    library = str(cuda_bed.bed().library())
+    with guarded(stopper) as guard:
+        programs = [
+            subprocess.Popen([sys.executable, "-c", _EXECS, library, str(0.02 * number)])
+            for number in range(12)
+        ]
+        with Standstill([program.pid for program in programs]) as seen:
+            while any(program.poll() is None for program in programs):
+                guard.look()
+                for record in stopper.map.records():
+                    stopper.map.release(record)
+                time.sleep(0.001)
+    assert [program.returncode for program in programs] == [0] * 12
+    assert max(one.seconds for one in seen.longest.values()) < 1
+    assert stopper.outcomes()[STOPPED] > 12
 
 
 # -------------------------------------------------------------------- the tracer dies

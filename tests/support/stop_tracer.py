@@ -27,7 +27,7 @@ def main() -> None:
             guard.look()
             if what == "release":
                 for record in probe.map.records():
-                    probe.map.release(record, was_sent=True)
+                    probe.map.release(record)
             time.sleep(0.005)
 
 

@@ -48,7 +48,11 @@ def bpf_ids() -> dict[str, set[int]]:
 def bpf_of(pid: int) -> dict[str, set[int]]:
     """The ids of the programs, maps and links that a process has descriptors of."""
     found: dict[str, set[int]] = {kind: set() for kind in _KINDS}
-    for name in os.listdir(f"/proc/{pid}/fdinfo"):
+    try:
+        names = os.listdir(f"/proc/{pid}/fdinfo")
+    except FileNotFoundError:
+        return found
+    for name in names:
         try:
             lines = Path(f"/proc/{pid}/fdinfo/{name}").read_text().splitlines()
         except FileNotFoundError:
