@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gpuwarden.probes import return_probes
 from tests.support import cuda_bed
-from tests.support.packages import require_root
+from tests.support.packages import require, require_root
 from tests.support.probes import ROOT
 from tests.support.stopping import file_offset
 
@@ -53,12 +54,37 @@ os._exit(0)
 """
 
 
+FIVE_BYTES_OF_NOTHING = """
+.globl cuInit
+.type cuInit, @function
+cuInit: .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+xor %eax, %eax
+ret
+.section .note.GNU-stack, "", @progbits
+"""
+"""From Linux 6.18 on a probe of such an instruction is a system call too."""
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library whose cuInit begins with an instruction that does nothing."""
+    require("gcc")
+    folder = tmp_path_factory.mktemp("quick")
+    (folder / "quick.S").write_text(FIVE_BYTES_OF_NOTHING)
+    argv = ["gcc", "-shared", "-o", str(folder / "quick.so"), str(folder / "quick.S")]
+    subprocess.run(argv, check=True)
+    return folder / "quick.so"
+
+
 @pytest.mark.parametrize("default", ["80000000", "00050001", "00050026"])
-@pytest.mark.parametrize("after", [0, 10])
-def test_programs_with_a_strict_filter_survive_return_probes(default: str, after: int) -> None:
+@pytest.mark.parametrize("place", ["start", "after the prologue", "nothing", "nothing, entry"])
+def test_programs_with_a_strict_filter_survive_probes(
+    quick: Path, default: str, place: str
+) -> None:
     if return_probes.danger():
         pytest.skip("this kernel's return probes are dangerous, and known to be")
-    file = cuda_bed.bed().library()
+    file = quick if place.startswith("nothing") else cuda_bed.bed().library()
+    offset = file_offset(file, "cuInit") + 10 * (place == "after the prologue")
     argv = [sys.executable, "-c", STRICT, str(file), default]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(
@@ -66,9 +92,9 @@ def test_programs_with_a_strict_filter_survive_return_probes(default: str, after
     ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
-        offset = file_offset(file, "cuInit") + after
         libc = ctypes.CDLL(None, use_errno=True)
-        event = return_probes._attached(libc, program.pid, str(file), offset)
+        returns = not place.endswith("entry")
+        event = return_probes._attached(libc, program.pid, str(file), offset, returns=returns)
         said, _ = program.communicate("go\n", timeout=20)
         hits = int.from_bytes(os.read(event, 8), "little")
         os.close(event)

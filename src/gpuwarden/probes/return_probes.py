@@ -128,13 +128,23 @@ def _call_it(libc: ctypes.CDLL, ready: int, parent: int, go: int) -> NoReturn:
         os._exit(0)
 
 
-def _attached(libc: ctypes.CDLL, pid: int, path: str, offset: int) -> int:
+def _attached(libc: ctypes.CDLL, pid: int, path: str, offset: int, *, returns: bool = True) -> int:
     """A counter of that function's returns in that process. Errors: OSError, ValueError."""
     with open(_PMU, "rb") as file:
         kind = int(file.read(16))
     name = ctypes.create_string_buffer(os.fsencode(path))
     attributes = _ATTRIBUTES.pack(
-        kind, _ATTRIBUTES.size, _AT_RETURN, 0, 0, 0, 0, 0, 0, ctypes.addressof(name), offset
+        kind,
+        _ATTRIBUTES.size,
+        _AT_RETURN * returns,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        ctypes.addressof(name),
+        offset,
     )
     number = _PERF_EVENT_OPEN[os.uname().machine]
     event = libc.syscall(
