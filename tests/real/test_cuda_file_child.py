@@ -14,7 +14,7 @@ from gpuwarden.cuda import file_child
 from gpuwarden.cuda.driver_elf import examine
 from gpuwarden.cuda.file_child import Answer, FileChild, Request
 from tests.support.containers import wait_until
-from tests.support.cuda_bed import bed
+from tests.support.cuda_bed import bed, running
 from tests.support.packages import require_root
 
 pytestmark = pytest.mark.real
@@ -37,7 +37,9 @@ def answers(child: FileChild, count: int) -> list[Answer]:
     found: list[Answer] = []
 
     def taken() -> bool:
-        found.extend(child.take())
+        for answer, given in child.take():
+            assert given is None
+            found.append(answer)
         return len(found) >= count
 
     wait_until(taken, f"{count} answers")
@@ -53,8 +55,34 @@ def test_it_says_the_same_as_a_look_here(child: FileChild, tmp_path: Path) -> No
     data = library.read_bytes()
     here = examine(lambda at, size: data[at : at + size], len(data), os.uname().machine, {})
     for number, path in enumerate((library, unreadable), 1):
-        child.submit(Request(number, len(data)), [handle(path)])
+        child.submit(Request(number), [handle(path)])
     assert [answer.elf for answer in answers(child, 2)] == [here, here]
+
+
+def test_a_file_by_the_link_to_its_mapping(child: FileChild) -> None:
+    library = bed().copied("libcuda.so.1")
+    with running(library=library) as program:
+        maps = Path(f"/proc/{program.pid}/maps").read_text()
+        line = next(line for line in maps.splitlines() if line.endswith(str(library)))
+        link = f"/proc/{program.pid}/map_files/{line.split()[0]}"
+        library.unlink()
+        child.submit(Request(1, link), [])
+        given: list[tuple[Answer, int | None]] = []
+
+        def taken() -> bool:
+            given.extend(child.take())
+            return bool(given)
+
+        wait_until(taken, "its answer")
+        [(answer, descriptor)] = given
+        assert answer.elf is not None
+        assert answer.elf.kind == "driver"
+        assert answer.status is not None
+        assert descriptor is not None
+        assert os.fstat(descriptor).st_ino == answer.status.key[2]
+        os.close(descriptor)
+    child.submit(Request(2, link), [])
+    assert answers(child, 1) == [Answer(2, gone=True)]
 
 
 def test_the_same_file_by_its_pages(child: FileChild, tmp_path: Path) -> None:
@@ -63,12 +91,12 @@ def test_the_same_file_by_its_pages(child: FileChild, tmp_path: Path) -> None:
         shutil.copy(bed().library(), copy)
     (tmp_path / "link").hardlink_to(one)
     handles = [handle(path) for path in (one, other, tmp_path / "link")]
-    child.submit(Request(1, 0, compare=True), handles)
-    child.submit(Request(2, 0, compare=True), handles[:2])
+    child.submit(Request(1, compare=True), handles)
+    child.submit(Request(2, compare=True), handles[:2])
     assert [answer.same for answer in answers(child, 2)] == [1, None]
     empty = tmp_path / "empty"
     empty.touch()
-    child.submit(Request(3, 0, compare=True), [handle(empty), handles[0]])
+    child.submit(Request(3, compare=True), [handle(empty), handles[0]])
     assert answers(child, 1) == [Answer(3)]
 
 
@@ -77,13 +105,12 @@ def test_one_that_hangs_costs_the_files_of_its_file_system(
 ) -> None:
     monkeypatch.setattr(file_child, "ANSWER_SECONDS", 0.3)
     library = bed().library()
-    size = library.stat().st_size
-    child.submit(Request(1, size), [handle(library)])
+    child.submit(Request(1), [handle(library)])
     answers(child, 1)
     (pid,) = child.pids
     os.kill(pid, signal.SIGSTOP)
     for number, device in ((2, (0, 40)), (3, (0, 41)), (4, (0, 40))):
-        child.submit(Request(number, size, device=device), [handle(library)])
+        child.submit(Request(number, device=device), [handle(library)])
     *hung, read = answers(child, 3)
     assert [(one.number, one.elf, one.hung) for one in hung] == [(2, None, True), (4, None, True)]
     assert "did not answer" in hung[0].problem
@@ -94,28 +121,28 @@ def test_one_that_hangs_costs_the_files_of_its_file_system(
 
 def test_one_that_ends_costs_one_file(child: FileChild) -> None:
     library = bed().library()
-    size = library.stat().st_size
-    child.submit(Request(1, size), [handle(library)])
+    child.submit(Request(1), [handle(library)])
     answers(child, 1)
     (pid,) = child.pids
     os.kill(pid, signal.SIGSTOP)
     for number in (2, 3):
-        child.submit(Request(number, size), [handle(library)])
+        child.submit(Request(number), [handle(library)])
     os.kill(pid, signal.SIGKILL)
     lost, read = answers(child, 2)
     assert "ended" in lost.problem
     assert read.elf is not None
 
 
-def test_it_has_no_rights_but_to_read(child: FileChild) -> None:
+def test_it_has_no_rights_but_to_reach_files_and_read_them(child: FileChild) -> None:
     library = bed().library()
-    child.submit(Request(1, library.stat().st_size), [handle(library)])
+    child.submit(Request(1), [handle(library)])
     answers(child, 1)
     (pid,) = child.pids
     status = dict(
         line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
-    assert int(status["CapEff"], 16) == 1 << file_child.CAP_DAC_READ_SEARCH
+    kept = sum(1 << number for number in file_child.CAPABILITIES)
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == kept
     assert status["NoNewPrivs"] == "1"
     assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
     assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 5

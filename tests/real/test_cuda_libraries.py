@@ -16,6 +16,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from gpuwarden.cuda import mapped_files
 from gpuwarden.probes.cuda.functions import SLOTS, WATCHED
 from tests.support.containers import run
 from tests.support.cuda_bed import BUILD_ID, SONAME, Program, Variant, bed, running
@@ -71,6 +72,25 @@ def test_a_library_is_found_when_it_is_mapped(finding: Finder) -> None:
         for name, at in begins.items():
             assert found.points[name].file_offset == at + COMPARE_BYTES
             assert not found.points[name].at_start
+
+
+def test_a_file_of_a_file_system_that_may_hang_is_read_by_a_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_root()
+    monkeypatch.setattr(mapped_files, "LOCAL", frozenset())
+    before = len(os.listdir("/proc/self/fd"))
+    library = bed().copied("libaccelerate.so")
+    with finder() as finding:
+        with running(library=library) as program:
+            found = finding.library_of(program.pid)
+            assert found.key == key_of(library)
+            assert os.fstat(found.descriptor).st_ino == found.key[2]
+            holder = (program.pid, start_ticks(program))
+            assert finding.libraries.without_library([holder]) == []
+        finding.until(lambda: found.key in finding.gone, "the library gone")
+        finding.look()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_one_that_was_mapped_before_is_found_at_once() -> None:

@@ -14,7 +14,7 @@ from gpuwarden.cuda.mapped_files import (
     LOCAL,
     Executable,
     parse_executables,
-    parse_local_devices,
+    parse_mounts,
     read_executables,
 )
 from gpuwarden.cuda.side_band import Forked, Heard, Mapped, parse_cpus, parse_records
@@ -126,11 +126,13 @@ MOUNTS = b"""\
 
 
 def test_only_file_systems_of_this_machine_are_read_here() -> None:
-    assert parse_local_devices(MOUNTS) == {(254, 0)}
+    mounts = parse_mounts(MOUNTS)
+    assert mounts.local == {(254, 0)}
+    assert mounts.layered == {(0, 41)}
     assert not LOCAL & {b"nfs4", b"fuse", b"fuseblk", b"overlay", b"9p", b"cifs", b"ceph"}
 
 
 @given(st.binary(max_size=300))
 def test_any_mounts(data: bytes) -> None:
-    for device in parse_local_devices(data):
-        assert len(device) == 2
+    mounts = parse_mounts(data)
+    assert not mounts.local & mounts.layered

@@ -59,14 +59,14 @@ def limit(limits: Mapping[int, int]) -> None:
         resource.setrlimit(what, (lowest, lowest))
 
 
-def drop_rights(*, nobody: bool, capability: int | None = None) -> None:
-    """No new privileges, no capability but ``capability`` if it was held, and nobody if root.
+def drop_rights(*, nobody: bool, capabilities: Iterable[int] = ()) -> None:
+    """No new privileges, no capability but those (below 32) that were held, and nobody if root.
 
     Errors: PermissionError when the capabilities stay.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    kept = 0 if capability is None else 1 << capability
+    kept = sum(1 << capability for capability in capabilities)
     for number in range(CAP_LIMIT):
         if not kept >> number & 1:
             libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)

@@ -1,7 +1,7 @@
 """The child that reads files of other file systems: a server that hangs, hangs the child alone.
 
-It is made when the first such file is met, and anew when it did not answer. It keeps the one right
-to read any file, has no network, and is told by handles which files to read.
+It is made when the first such file is met, and anew when it did not answer. It has no network and
+keeps the rights to reach and read any file that is mapped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -31,8 +31,9 @@ from gpuwarden.confinement.rights import (
     limit,
     unblock_signals,
 )
-from gpuwarden.cuda.driver_elf import DriverElf, examine
-from gpuwarden.errors import Unavailable
+from gpuwarden.cuda.driver_elf import LIBRARIES, DriverElf, examine
+from gpuwarden.cuda.mapped_files import MappedFile, Status, open_mapped
+from gpuwarden.errors import GpuwardenError, Unavailable
 
 ANSWER_SECONDS = 3.0
 """After which the file that the child is on is given up, and the child ended."""
@@ -42,17 +43,21 @@ ROOM = 16
 HANGING_LIMIT = 8
 MESSAGE_LIMIT_BYTES = 1 << 18
 DESCRIPTORS_LIMIT = 32
-CAP_DAC_READ_SEARCH = 2
+CAPABILITIES = (2, 19, 21)
+"""CAP_DAC_READ_SEARCH to read any file; CAP_SYS_PTRACE and CAP_SYS_ADMIN to follow its link."""
 MADV_POPULATE_READ = 22
 # Documentation/admin-guide/mm/pagemap.rst: the frame is in the low 55 bits, present in bit 63.
 _FRAME, _PRESENT, _ENTRY_BYTES = (1 << 55) - 1, 1 << 63, 8
 
 
 class Request(Struct, frozen=True, array_like=True):
-    """Examine the first handle; or, with ``compare``, say which of the others is the same file."""
+    """Examine the file behind ``link``, or of the first handle that comes with it.
+
+    Or, with ``compare``, say which of the other handles is of the same file as the first.
+    """
 
     number: int
-    size: int
+    link: str = ""
     compare: bool = False
     known: dict[str, dict[str, int]] = {}
     device: tuple[int, int] = (0, 0)
@@ -60,12 +65,18 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """What came of it: what the file is, or where among the others the same file is."""
+    """What came of it: what the file is, or where among the others the same file is.
+
+    With what is behind a link and a driver library comes a handle.
+    """
 
     number: int
     elf: DriverElf | None = None
+    status: Status | None = None
     same: int | None = None
     problem: str = ""
+    gone: bool = False
+    """Nothing is mapped there any more."""
     hung: bool = False
 
 
@@ -115,24 +126,31 @@ class FileChild:
         self._waiting[request.number] = (request, tuple(handles[:DESCRIPTORS_LIMIT]))
         self._send(request.number)
 
-    def take(self) -> list[Answer]:
-        """Answers by now; a request that was not answered in time has a problem instead."""
-        found: list[Answer] = []
+    def take(self) -> list[tuple[Answer, int | None]]:
+        """Answers by now with the handles that came; late ones have a problem instead.
+
+        Who takes a handle closes it.
+        """
+        found: list[tuple[Answer, int | None]] = []
         self._reap()
         while (channel := self._channel) is not None:
             try:
-                data = channel.recv(MESSAGE_LIMIT_BYTES)
-                if not data:
-                    raise ConnectionResetError
-                answer = self._decoder.decode(data)
+                data, handles, _, _ = socket.recv_fds(channel, MESSAGE_LIMIT_BYTES, 1)
             except BlockingIOError:
                 break
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            except OSError:
+                data, handles = b"", []
+            try:
+                answer = self._decoder.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                close_all(handles)
                 found += self._give_up("the process that reads it ended", hung=False)
                 continue
             self._moved_at = time.monotonic()
             if self._waiting.pop(answer.number, None) is not None:
-                found.append(answer)
+                found.append((answer, handles[0] if handles else None))
+            else:
+                close_all(handles)
         if self._waiting and time.monotonic() - self._moved_at > ANSWER_SECONDS:
             why = f"its file system did not answer in {ANSWER_SECONDS:g} s"
             found += self._give_up(why, hung=True)
@@ -140,10 +158,10 @@ class FileChild:
 
     # ---------------------------------------------------------------- the process
 
-    def _give_up(self, why: str, *, hung: bool) -> list[Answer]:
+    def _give_up(self, why: str, *, hung: bool) -> list[tuple[Answer, int | None]]:
         """Ends the child: what it was on has failed, other requests are sent again."""
         self._end()
-        failed: list[Answer] = []
+        failed: list[tuple[Answer, int | None]] = []
         for number, (request, _) in list(self._waiting.items()):
             device = request.device if hung else None
             if not failed:
@@ -151,13 +169,13 @@ class FileChild:
             elif device is None or device != first:
                 continue
             del self._waiting[number]
-            failed.append(Answer(number, problem=why, hung=hung))
+            failed.append((Answer(number, problem=why, hung=hung), None))
         if self._waiting:
             self._moved_at = time.monotonic()
             try:
                 self._start()
             except Unavailable as error:
-                failed += [Answer(one, problem=str(error)) for one in self._waiting]
+                failed += [(Answer(one, problem=str(error)), None) for one in self._waiting]
                 self._waiting.clear()
             for one in self._waiting:
                 self._send(one)
@@ -218,7 +236,7 @@ def _serve(end: socket.socket, machine: str, parent: int) -> NoReturn:
         kept, frames = keep_descriptors([end.fileno(), frames])
         limit({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: 256})
         leave_network()
-        drop_rights(nobody=False, capability=CAP_DAC_READ_SEARCH)
+        drop_rights(nobody=False, capabilities=CAPABILITIES)
         if end_with(parent):
             _answer_all(socket.socket(fileno=kept), machine, frames)
             code = 0
@@ -238,28 +256,45 @@ def _answer_all(channel: socket.socket, machine: str, frames: int) -> None:
         request = decoder.decode(data)
         try:
             if request.compare:
-                same = same_file(handles[0], handles[1:], frames)
-                answer = Answer(request.number, same=same)
+                answer = Answer(request.number, same=same_file(handles[0], handles[1:], frames))
+            elif request.link:
+                file = open_mapped(request.link)
+                handles += [] if file is None else [file.handle]
+                answer = _answer(request, file, machine)
             else:
-                elf = examine_file(handles[0], request.size, machine, request.known)
-                answer = Answer(request.number, elf=elf)
+                elf = examine_file(handles[0], machine, request.known)
+                answer = Answer(request.number, elf)
         except OSError as error:
             answer = Answer(request.number, problem=error.strerror or str(error))
-        finally:
-            for handle in handles:
-                os.close(handle)
-        channel.sendall(encoder.encode(answer))
+        except Unavailable:
+            answer = Answer(request.number, gone=True)
+        except GpuwardenError as error:
+            answer = Answer(request.number, problem=str(error))
+        wanted = request.link and answer.elf is not None and answer.elf.kind in LIBRARIES
+        socket.send_fds(channel, [encoder.encode(answer)], handles if wanted else [])
+        close_all(handles)
+
+
+def _answer(request: Request, file: MappedFile | None, machine: str) -> Answer:
+    if file is None:
+        return Answer(request.number, DriverElf("none"))
+    elf = examine_file(file.handle, machine, request.known)
+    return Answer(request.number, elf, file.status)
 
 
 # -------------------------------------------------------------------- reading
 
 
-def examine_file(
-    handle: int, size: int, machine: str, known: dict[str, dict[str, int]]
-) -> DriverElf:
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def examine_file(handle: int, machine: str, known: dict[str, dict[str, int]]) -> DriverElf:
     """``examine`` of the file behind a handle. Errors: OSError."""
     descriptor = _opened(handle)
     try:
+        size = os.fstat(descriptor).st_size
         return examine(lambda at, wanted: os.pread(descriptor, wanted, at), size, machine, known)
     finally:
         os.close(descriptor)

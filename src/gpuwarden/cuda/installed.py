@@ -72,12 +72,12 @@ def _opened(library: Trusted) -> FoundLibrary | None:
     try:
         status = os.fstat(handle)
         if (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) == library.key:
-            elf = examine_file(handle, status.st_size, machine, {})
+            elf = examine_file(handle, machine, {})
             if elf.kind in LIBRARIES:
                 slots = resolve(library)
                 if elf.build_id:
                     known = {elf.build_id: {**elf.offsets, **slots.offsets}}
-                    elf = examine_file(handle, status.st_size, machine, known)
+                    elf = examine_file(handle, machine, known)
                 return FoundLibrary(
                     library.key,
                     handle,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -29,6 +30,20 @@ class KnownFile(Struct):
     library: Library | None = None
     waits: bool = False
     """What it is, is not known yet."""
+    is_remote: bool = False
+    """It is on another machine, or on what is no file system of a kernel's own: never asked here.
+    """
+
+
+class Subject(NamedTuple):
+    """A file that is being looked at."""
+
+    key: MapsKey
+    file: MappedFile
+    path: str
+    is_local: bool
+    with_known: bool = False
+    """It is looked at with what is known of its build-id."""
 
 
 class Home(Struct):

@@ -1,8 +1,8 @@
 """The file behind an executable mapping: which it is, and a handle on it that asks it nothing.
 
 A path in a maps file is only a name. The file is reached by the kernel's own link to it, and a
-handle of O_PATH neither opens it nor, when it is closed, tells its file system: a file server that
-hangs keeps nobody waiting here. Sources: proc_pid_maps(5), proc_pid_map_files(5), statx(2).
+handle of O_PATH does not open it: nothing is started by that, and nothing told when it is closed.
+Sources: proc_pid_maps(5), proc_pid_map_files(5), statx(2).
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ MAPS_LIMIT_BYTES = 16 << 20
 """Of one process: a hundred and fifty thousand mappings."""
 MOUNTS_LIMIT_BYTES = 8 << 20
 LOCAL = frozenset(
-    b"ext2 ext3 ext4 xfs f2fs tmpfs ramfs squashfs erofs iso9660 vfat jfs reiserfs".split()
+    b"ext2 ext3 ext4 xfs btrfs zfs f2fs tmpfs ramfs squashfs erofs iso9660 vfat jfs".split()
 )
-"""File systems of this machine alone: a read of theirs ends. All others are read by a child."""
+"""File systems of this machine alone: what is asked of theirs is answered."""
+LAYERED = b"overlay"
+"""It may be asked what a file is; a read may lead to another machine."""
 
 # struct statx (linux/stat.h): nlink, uid, gid @16, mode @28, ino, size @32, ctime @96, mtime @112,
 # the device that it stands for @128 and the one that it is on @136.
@@ -70,6 +72,13 @@ class Status(NamedTuple):
     def mark(self) -> tuple[int, int, int]:
         """Another one once the file was written to."""
         return self.size, self.modified_ns, self.changed_ns
+
+
+class Mounts(NamedTuple):
+    """Devices of file systems by their kind; one that is of several kinds is of none."""
+
+    local: frozenset[tuple[int, int]]
+    layered: frozenset[tuple[int, int]]
 
 
 class MappedFile(NamedTuple):
@@ -124,10 +133,15 @@ def _executables(host: Host, pid: int) -> dict[MapsKey, Executable]:
     return found
 
 
+def link_of(host: Host, place: Executable) -> str:
+    """The kernel's own link to the file behind a mapping."""
+    return host.path(f"/proc/{place.pid}/map_files/{place.start:x}-{place.end:x}")
+
+
 def path_of(host: Host, place: Executable) -> str:
     """How its process's mount namespace calls a mapped file, for people; empty if unknown."""
     try:
-        target = os.readlink(os.fsencode(_link(host, place)))
+        target = os.readlink(os.fsencode(link_of(host, place)))
     except OSError:
         return ""
     return target.decode("utf-8", "backslashreplace")
@@ -135,21 +149,20 @@ def path_of(host: Host, place: Executable) -> str:
 
 def status_of(host: Host, place: Executable) -> Status:
     """The status of a mapped file, which is not opened. Errors: Unavailable, Denied."""
-    link = _link(host, place)
+    link = link_of(host, place)
     try:
         return _status(_HERE, os.fsencode(link))
     except OSError as error:
         raise _told(error) from error
 
 
-def open_mapped(host: Host, place: Executable) -> MappedFile | None:
-    """A handle on the file behind a mapping; None if it is no regular file.
+def open_mapped(link: str) -> MappedFile | None:
+    """A handle on the file behind a mapping's ``link``; None if it is no regular file.
 
     Errors: Unavailable when it is mapped no more or its process has ended, Denied.
     """
     try:
-        flags = os.O_PATH | os.O_CLOEXEC
-        handle = os.open(_link(host, place), flags)
+        handle = os.open(link, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise _told(error) from error
     try:
@@ -163,30 +176,23 @@ def open_mapped(host: Host, place: Executable) -> MappedFile | None:
     return MappedFile(handle, status)
 
 
-def local_devices(host: Host, pid: int) -> frozenset[tuple[int, int]]:
-    """The devices of the local file systems that are mounted where a process is, none if unknown.
-
-    A device that is also of another kind of file system is none of them.
-    """
+def read_mounts(host: Host, pid: int) -> Mounts:
+    """The file systems that are mounted where a process is, none if that is unknown."""
     try:
-        data = host.read_bytes(f"/proc/{pid}/mountinfo", MOUNTS_LIMIT_BYTES)
+        return parse_mounts(host.read_bytes(f"/proc/{pid}/mountinfo", MOUNTS_LIMIT_BYTES))
     except GpuwardenError:
-        return frozenset()
-    return parse_local_devices(data)
+        return Mounts(frozenset(), frozenset())
 
 
-def parse_local_devices(data: bytes) -> frozenset[tuple[int, int]]:
-    """``local_devices`` in the text of /proc/<pid>/mountinfo (proc_pid_mountinfo(5))."""
+def parse_mounts(data: bytes) -> Mounts:
+    """``read_mounts`` in the text of /proc/<pid>/mountinfo (proc_pid_mountinfo(5))."""
     local: set[tuple[int, int]] = set()
+    layered: set[tuple[int, int]] = set()
     others: set[tuple[int, int]] = set()
     for major, minor, kind in _MOUNT.findall(data):
-        device = (int(major), int(minor))
-        (local if kind in LOCAL else others).add(device)
-    return frozenset(local - others)
-
-
-def _link(host: Host, place: Executable) -> str:
-    return host.path(f"/proc/{place.pid}/map_files/{place.start:x}-{place.end:x}")
+        found = local if kind in LOCAL else layered if kind == LAYERED else others
+        found.add((int(major), int(minor)))
+    return Mounts(frozenset(local - others), frozenset(layered - others))
 
 
 def _status(directory: int, path: bytes) -> Status:

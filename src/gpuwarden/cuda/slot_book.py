@@ -58,7 +58,7 @@ class SlotBook:
                 status = os.fstat(handle)
                 key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
                 library = trusted(self._host, path, key)
-                elf = examine_file(handle, status.st_size, machine, {})
+                elf = examine_file(handle, machine, {})
                 if elf.kind in LIBRARIES and not self._is_asked(elf):
                     self._ask(library, elf, None)
             except (OSError, GpuwardenError):

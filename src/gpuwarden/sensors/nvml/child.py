@@ -144,7 +144,7 @@ def _run(
             unblock_signals()
         kept = keep_descriptors(kept)
         _limit(cpu_seconds)
-        drop_rights(nobody=unprivileged, capability=None if unprivileged else CAP_SYS_ADMIN)
+        drop_rights(nobody=unprivileged, capabilities=() if unprivileged else (CAP_SYS_ADMIN,))
         if end_with(parent):
             job(kept)
             code = 0
