@@ -167,3 +167,64 @@ def test_the_same_workload_without_a_miner_is_none(
         assert known == {"known", "jit"}
         time.sleep(4.0)
         assert agent.findings(pid=program.pid) == []
+
+
+def library_lines(agent: Watching, name: str) -> list[dict[str, Any]]:
+    return [
+        line
+        for line in agent.lines()
+        if line.get("kind") == "cuda_library"
+        and line["library"]["state"] == "found"
+        and line["library"]["path"].endswith(name)
+    ]
+
+
+def test_a_renamed_copy_in_a_container_is_probed(
+    agent: Watching,
+    cuda_engine: CudaContainers,
+    code: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    options = ("--volume", f"{code}:/code:ro")
+    where = "/opt/lib/libaccelerate.so.7"
+    # So that it is not the first one: then nothing has to be loaded any more.
+    with cuda_engine.running(options=options, image=IMAGE):
+        wait_for_library(agent, cuda_engine)
+        with cuda_engine.running(private_as=where, options=options, image=IMAGE) as program:
+            ready = time.time()
+            agent.wait(lambda: library_lines(agent, where), "the copy", BOUND_SECONDS)
+            [line] = library_lines(agent, where)
+            assert "cuModuleLoadData" in line["library"]["probed"]
+            # It was mapped before the program said that it is ready.
+            seconds = line["at_ns"] / 1e9 - ready
+            record_property("seconds until the copy is probed", round(seconds, 3))
+            print(f"a renamed copy: probed {seconds:.3f} s after the program was ready")
+            program.do(*MINER)
+            agent.wait(
+                lambda: agent.findings("module_loaded_hash_like", program.pid), "the finding",
+                BOUND_SECONDS,
+            )  # fmt: skip
+
+
+def test_containers_with_one_library_are_told_apart(
+    agent: Watching, cuda_engine: CudaContainers, code: Path
+) -> None:
+    options = ("--volume", f"{code}:/code:ro")
+    with (
+        cuda_engine.running(options=options, image=IMAGE) as honest,
+        cuda_engine.running(options=options, image=IMAGE) as miner,
+    ):
+        wait_for_library(agent, cuda_engine)
+        honest.do(*TRAINING)
+        miner.do(*MINER)
+        agent.wait(
+            lambda: agent.findings("module_loaded_hash_like", miner.pid), "the finding",
+            BOUND_SECONDS,
+        )  # fmt: skip
+        wait_for_loads(agent, honest.pid, 2)
+        by_container = {
+            line["container"]["id"]: {one["standing"] for one in line["modules"]}
+            for line in (*loads(agent, honest.pid), *loads(agent, miner.pid))
+        }
+        assert by_container == {honest.identity: {"known"}, miner.identity: {"unknown"}}
+        assert agent.findings(pid=honest.pid) == []
