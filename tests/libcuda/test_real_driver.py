@@ -5,7 +5,6 @@ Every call fails there, cuInit with 100, once the library has been given what it
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls
 from gpuwarden.probes.cuda.functions import EXPORT_TABLES, SLOTS, WATCHED
 from gpuwarden.probes.cuda.launches import LaunchProbe
 from gpuwarden.probes.cuda.library import FoundLibrary
-from gpuwarden.probes.cuda.records import CapturedLoad, ContextCall, HandleNamed, LoadReturn
+from gpuwarden.probes.cuda.records import ContextCall
 from tests.support import cuda_modules
-from tests.support.containers import wait_until
 from tests.support.cuda_bed import CommandFailed, Program
+from tests.support.cuda_probing import Probing, SeenLoad, Told
 
 pytestmark = pytest.mark.real
 
@@ -118,42 +117,15 @@ def test_addresses_by_name_are_those_of_exported_functions(
 # -------------------------------------------------------------------- calls
 
 
-class Seen:
-    """What the probes of calls tell."""
-
-    def __init__(self) -> None:
-        self.contexts: list[ContextCall] = []
-        self.loads: list[tuple[CapturedLoad, bytes]] = []
-        self.returns: list[LoadReturn] = []
-        self.names: list[HandleNamed] = []
-
-    def context(self, call: ContextCall) -> None:
-        self.contexts.append(call)
-
-    def load(self, load: CapturedLoad) -> None:
-        data = b""
-        if load.descriptor is not None:
-            data = os.pread(load.descriptor, load.captured_bytes, 0)
-            os.close(load.descriptor)
-        self.loads.append((load, data))
-
-    def returned(self, load: LoadReturn) -> None:
-        self.returns.append(load)
-
-    def named(self, handle: HandleNamed) -> None:
-        self.names.append(handle)
-
-
-Probed = tuple[CudaCalls, Seen]
-
-
 @pytest.fixture
-def probed(found: FoundLibrary) -> Iterator[Probed]:
-    seen = Seen()
-    with CudaCalls(CallSettings(), seen) as calls:
+def probed(found: FoundLibrary) -> Iterator[Probing]:
+    told = Told()
+    with CudaCalls(CallSettings(), told) as calls:
         attached = calls.attach(found)
         assert not attached.problems
-        yield calls, seen
+        probing = Probing(calls, told)
+        yield probing
+        probing.close()
 
 
 def failed(program: Program, command: str) -> None:
@@ -162,18 +134,15 @@ def failed(program: Program, command: str) -> None:
         program.do(command)
 
 
-def load_of(probed: Probed, program: Program, function: str) -> tuple[CapturedLoad, bytes]:
-    calls, seen = probed
-
-    def there() -> list[tuple[CapturedLoad, bytes]]:
-        calls.poll()
+def load_of(probed: Probing, program: Program, function: str) -> SeenLoad:
+    def there() -> list[SeenLoad]:
         return [
             one
-            for one in seen.loads
-            if one[0].process.pid == program.pid and one[0].function == function
+            for one in probed.told.loads
+            if one.load.process.pid == program.pid and one.load.function == function
         ]
 
-    wait_until(lambda: bool(there()), f"the load by {function}")
+    probed.until(lambda: bool(there()), f"the load by {function}")
     return there()[0]
 
 
@@ -184,32 +153,32 @@ def test_the_library_says_that_there_is_no_gpu(library: Path, program: Program) 
 @pytest.mark.parametrize(
     "function", ["cuModuleLoadData", "cuModuleLoadDataEx", "cuLibraryLoadData"]
 )
-def test_the_bytes_of_a_load_are_seen(probed: Probed, program: Program, function: str) -> None:
+def test_the_bytes_of_a_load_are_seen(probed: Probing, program: Program, function: str) -> None:
     image = cuda_modules.miner()
     program.do(f"image i heap {image}")
     failed(program, f"load {function} m i")
-    load, data = load_of(probed, program, function)
-    assert data == image.read_bytes()
-    assert not load.missed and load.image_bytes == load.captured_bytes == len(data)
+    seen = load_of(probed, program, function)
+    size = image.stat().st_size
+    assert seen.data == image.read_bytes() and not seen.load.missed
+    assert seen.load.image_bytes == seen.load.captured_bytes == size
 
 
 @pytest.mark.parametrize("slot", [1, 6, 8])
 def test_the_bytes_of_a_load_by_an_export_table_are_seen(
-    probed: Probed, program: Program, slot: int
+    probed: Probing, program: Program, slot: int
 ) -> None:
     image = cuda_modules.miner("fatbin")
     program.do(f"image i heap {image}", "wrap w i")
     failed(program, f"load CUDART_INTERFACE[{slot}] m {'i' if slot == 8 else 'w'}")
-    load, data = load_of(probed, program, f"CUDART_INTERFACE[{slot}]")
-    assert data == image.read_bytes()
-    assert not load.missed
+    seen = load_of(probed, program, f"CUDART_INTERFACE[{slot}]")
+    assert seen.data == image.read_bytes() and not seen.load.missed
 
 
-def test_a_load_by_name_is_seen(probed: Probed, program: Program) -> None:
+def test_a_load_by_name_is_seen(probed: Probing, program: Program) -> None:
     path = cuda_modules.miner()
     failed(program, f"load cuModuleLoad m {path}")
-    load, data = load_of(probed, program, "cuModuleLoad")
-    assert load.path == str(path) and not data
+    seen = load_of(probed, program, "cuModuleLoad")
+    assert seen.load.path == str(path) and not seen.data
 
 
 @pytest.mark.parametrize(
@@ -221,16 +190,14 @@ def test_a_load_by_name_is_seen(probed: Probed, program: Program) -> None:
     ],
 )
 def test_calls_about_contexts_are_seen(
-    probed: Probed, program: Program, command: str, function: str
+    probed: Probing, program: Program, command: str, function: str
 ) -> None:
-    calls, seen = probed
     failed(program, command)
 
     def told() -> list[ContextCall]:
-        calls.poll()
-        return [one for one in seen.contexts if one.function == function]
+        return [one for one in probed.told.contexts if one.function == function]
 
-    wait_until(lambda: bool(told()), f"the call of {function}")
+    probed.until(lambda: bool(told()), f"the call of {function}")
     assert told()[0].result in (NOT_INITIALIZED, NO_DEVICE)
     assert told()[0].process.pid == program.pid
 
