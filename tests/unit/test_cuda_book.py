@@ -198,3 +198,17 @@ def test_a_load_that_the_driver_refused_is_not_missed() -> None:
     refused = _load(3, missed="nothing says how long it is")
     book.take(replace(refused, load=replace(refused.load, result=200)))
     assert (book.missed, _process(book).loads) == (1, 3)
+
+
+def test_launches_from_before_their_module_was_examined_are_of_it() -> None:
+    book = CudaBook()
+    book.take(_launches(KernelUse(name="gemm", launches=5)))
+    book.take(_launches(KernelUse(name="gemm", digest="aa", launches=2)))
+    assert _process(book).kernels == (KernelUse(name="gemm", digest="aa", launches=7),)
+    # Of two modules that have it, it is not known which.
+    book.take(_launches(KernelUse(name="gemm", digest="bb", launches=1)))
+    assert [(one.digest, one.launches) for one in _process(book).kernels] == [
+        ("", 5),
+        ("aa", 2),
+        ("bb", 1),
+    ]

@@ -277,6 +277,15 @@ class CudaBook:
 
 
 def _most(kernels: dict[tuple[str, str], int]) -> Iterable[KernelUse]:
-    most = sorted(kernels.items(), key=lambda one: -one[1])[:KERNELS_TOLD]
-    for (name, digest), launches in most:
+    """The most launched ones; those launched before their module was examined are of it."""
+    digests: dict[str, set[str]] = {}
+    for name, digest in kernels:
+        if digest:
+            digests.setdefault(name, set()).add(digest)
+    merged: dict[tuple[str, str], int] = {}
+    for (name, digest), launches in kernels.items():
+        known = digests.get(name, ())
+        whose = next(iter(known)) if not digest and len(known) == 1 else digest
+        merged[name, whose] = merged.get((name, whose), 0) + launches
+    for (name, digest), launches in sorted(merged.items(), key=lambda one: -one[1])[:KERNELS_TOLD]:
         yield KernelUse(name=name, digest=digest, launches=launches)
