@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gpuwarden.probes.cuda import launches
 from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES
 from gpuwarden.probes.cuda.launches import LaunchSettings
 from gpuwarden.probes.cuda.records import SampledLaunch
@@ -186,3 +187,15 @@ def test_processes_without_room_in_a_stretch_are_counted_together() -> None:
         probe.sample(LONG, MOST)
         two.do("launch cuLaunchKernel b 2")
         assert len(probe.samples()) == 2
+
+
+def test_no_more_are_kept_than_is_meant_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "KEPT_LIMIT", 300)
+    with launch_probe() as probe, launching("a") as (program, _):
+        probe.sample(LONG, 600)
+        program.do("launch cuLaunchKernel a 1000")
+        probe.drain()
+        assert len(probe.samples()) == 300 and probe.dropped == {program.pid: 700}
+        probe.sample(LONG, MOST)
+        program.do("launch cuLaunchKernel a 10")
+        assert len(probe.samples()) == 10 and probe.dropped == {}

@@ -40,6 +40,7 @@ TOTALS = layouts.packed("launch_totals", among=LAYOUTS)
 SHARE = layouts.packed("sample_share", among=LAYOUTS)
 SETTINGS = layouts.packed("launch_settings", among=LAYOUTS)
 SAMPLE = layouts.packed("launch_sample", among=LAYOUTS)
+_PID_AT = layouts.offset("launch_sample", "tgid", among=LAYOUTS)
 COUNT = struct.Struct("<Q")
 COUNTERS = ("handles", "uncounted", "unsampled")
 """By their numbers in the kernel."""
@@ -101,6 +102,11 @@ def samples(records: Iterable[bytes]) -> tuple[list[SampledLaunch], int]:
     # The ring has them as its room was given out, which is not quite when each began.
     found.sort(key=lambda one: one.at_ns)
     return found, malformed
+
+
+def pid_of(record: bytes) -> int:
+    """Whose sample a record of the ring is."""
+    return int.from_bytes(record[_PID_AT : _PID_AT + 4], "little")
 
 
 def _check_pair(keys: bytes, key_bytes: int, values: bytes, value_bytes: int) -> None:

@@ -26,6 +26,8 @@ PROGRAMS = ("launch_kernel", "launch_by_config", "launch_graph")
 _NANOSECONDS = 1_000_000_000
 _FIRST = bytes(4)
 _SETTLE_TRIES, _SETTLE_SECONDS = 20, 0.0005
+KEPT_LIMIT = 1 << 18
+"""Samples of one stretch that are kept until they are asked for; a drained ring takes on more."""
 
 _Process = tuple[int, int]
 
@@ -50,9 +52,10 @@ class _Stretch(Struct, frozen=True):
 class LaunchProbe:
     """Counts launches between ``with`` and its end, in the libraries it was attached to.
 
-    A launch is counted once for each probed function that is called for it. No driver known here
-    (470 to 555) calls one launch function through another's exported entry; one that did would be
-    counted at both. Which kernels a launched graph has is not seen.
+    Calls of the launch functions are counted, whatever they come to. A driver that called one of
+    them through another's exported entry would be counted at both: 535 has no such call, its
+    entries are referred to by nothing but its table of names. Which kernels a launched graph has
+    is not seen, nor is a launch by other functions than those of ``functions.py``.
 
     Errors on entering: Unavailable, Denied, Malformed, as ``ProbeObject``.
     """
@@ -70,6 +73,7 @@ class LaunchProbe:
         self._stretch = _Stretch()
         self._stretches = 0
         self._records: list[bytes] = []
+        self._not_kept: dict[int, int] = {}
         self._callback = RING_CALLBACK(self._take)
         self.malformed = 0
         """Records of samples that could not be read."""
@@ -236,7 +240,7 @@ class LaunchProbe:
         It ends by itself, or with ``samples``. One that was open, and what it saw, is given up.
         """
         self._close_stretch()
-        self._records.clear()
+        self._discard()
         self._stretches += 1
         until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(seconds * _NANOSECONDS)
         self._stretch = _Stretch(self._stretches, until_ns, most_of_one_process)
@@ -244,16 +248,23 @@ class LaunchProbe:
 
     def samples(self) -> list[SampledLaunch]:
         """Ends the stretch: its launches, of all processes, in order of time. Sets ``dropped``."""
-        taken, self.dropped = self._close_stretch()
+        taken, dropped = self._close_stretch()
         for _ in range(_SETTLE_TRIES):
             self.drain()
-            if len(self._records) >= taken:
+            if len(self._records) + sum(self._not_kept.values()) >= taken:
                 break
             time.sleep(_SETTLE_SECONDS)
         found, malformed = records.samples(self._records)
-        self._records.clear()
+        for pid, launches in self._not_kept.items():
+            dropped[pid] = dropped.get(pid, 0) + launches
+        self.dropped = dropped
         self.malformed += malformed
+        self._discard()
         return found
+
+    def _discard(self) -> None:
+        self._records.clear()
+        self._not_kept.clear()
 
     def drain(self) -> None:
         """Makes room in the ring, in the middle of a stretch."""
@@ -274,7 +285,12 @@ class LaunchProbe:
         return told, dropped
 
     def _take(self, _: int | None, data: int, length: int) -> int:
-        self._records.append(ctypes.string_at(data, length))
+        record = ctypes.string_at(data, length)
+        if len(self._records) < KEPT_LIMIT:
+            self._records.append(record)
+        else:
+            pid = records.pid_of(record)
+            self._not_kept[pid] = self._not_kept.get(pid, 0) + 1
         return 0
 
     def _write_settings(self) -> None:
