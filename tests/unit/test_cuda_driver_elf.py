@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.cuda.driver_elf import DriverElf, examine
-from gpuwarden.cuda.elf_symbols import DynamicSymbols
+from gpuwarden.cuda.driver_elf import DriverElf, entry_point, examine
+from gpuwarden.cuda.elf_symbols import EM_X86_64, DynamicSymbols
 from gpuwarden.errors import Malformed
 from gpuwarden.probes.cuda.functions import LAUNCHES, LOADS, WATCHED
 from gpuwarden.sensors.elf import ReadAt
@@ -133,6 +133,28 @@ def test_what_is_no_code_is_told_and_not_attached_to(compiled: Callable[..., byt
     assert "cuLaunchKernel is not seen: it is no function" in said
     assert "cuModuleLoad is not seen: it is chosen at run time" in said
     assert "no launches are seen" in said
+
+
+COMPARE = b"\x81\x3d\x4e\xea\x93\x01\x00\xba\x1c\x32"
+
+
+@pytest.mark.parametrize(
+    ("code", "after"),
+    [
+        (COMPARE + b"\x74\x0c", 10),
+        (COMPARE + b"\x0f\x84\x00\x01\x00\x00", 10),
+        (b"\xf3\x0f\x1e\xfa" + COMPARE + b"\x74\x0c", 14),
+        (COMPARE + b"\x75\x0c", 0),
+        (COMPARE, 0),
+        (COMPARE[:6] + b"\x01\xba\x1c\x32\x74\x0c", 0),
+        (b"\x81\x3e" + COMPARE[2:] + b"\x74\x0c", 0),
+        (b"\x90" + COMPARE + b"\x74\x0c", 0),
+        (b"", 0),
+    ],
+)
+def test_only_the_known_compare_and_its_jump_are_passed_over(code: bytes, after: int) -> None:
+    assert entry_point(reader(b"\0" * 64 + code), 64, EM_X86_64) == (64 + after, after == 0)
+    assert entry_point(reader(b"\0" * 64 + code), 64, AARCH64) == (64, True)
 
 
 def test_of_another_machine() -> None:
