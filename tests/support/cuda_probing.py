@@ -107,8 +107,8 @@ def found_library(path: Path) -> FoundLibrary:
         assert isinstance(symbols, SymbolTableSection)
         inside: dict[str, EntryPoint] = {}
         for slot, name in SLOTS.items():
-            (symbol,) = symbols.get_symbol_by_name(name)
-            (offset,) = parsed.address_offsets(symbol.entry.st_value)
+            symbol = (symbols.get_symbol_by_name(name) or [])[0]
+            offset = next(iter(parsed.address_offsets(symbol.entry.st_value)))
             number = {"EM_X86_64": 62, "EM_AARCH64": 183}[machine]
             inside[slot] = entry_point(read_at, offset, number)
     return FoundLibrary(

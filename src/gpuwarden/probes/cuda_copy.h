@@ -9,26 +9,13 @@
 #ifndef GPUWARDEN_CUDA_COPY_H
 #define GPUWARDEN_CUDA_COPY_H
 
-#include "cuda_maps.h"
+#include "cuda_thread.h"
 #include "unforeseen.h"
 
 #define TRIES 4 /* a page that was fetched can be gone again */
 #define PIECES_LIMIT (1 << 18)
 #define WAIT_TURNS (1 << 22)
 #define KEPT_SHARE 8 /* of the ring, one part is for records without bytes */
-
-struct copying {
-	struct cuda_call call;
-	__u64 from;
-	__u64 bytes; /* from there; of text: at most */
-	__u64 done;
-	__u64 offset; /* where these bytes begin in what is told */
-	__u64 waited_until; /* 0: it did not wait so far */
-	__u32 of;
-	__u32 missing;
-	__u32 tries;
-	__u32 ended; /* text: its NUL was found */
-};
 
 struct small_piece {
 	struct cuda_piece piece;
@@ -45,14 +32,9 @@ struct large_piece {
 	char bytes[LARGE_BYTES];
 };
 
-struct pages {
-	__u64 at;
-	__u64 end;
-	__u64 absent;
-};
-
-static long fetch_page(__u32 index, struct pages *pages)
+static long fetch_page(__u32 index, struct turn *turn)
 {
+	struct pages *pages = &turn->thread->pages;
 	char byte;
 
 	if (pages->at >= pages->end)
@@ -66,14 +48,17 @@ static long fetch_page(__u32 index, struct pages *pages)
 }
 
 /* Fetches what cannot be read for now; whether it was there. */
-static __noinline int fetch(__u64 from, __u64 bytes)
+static __always_inline int fetch(struct thread *thread, __u64 from, __u64 bytes)
 {
-	struct pages pages = { .at = from, .end = from + bytes };
+	struct turn turn = { .thread = thread };
 
-	if (!bytes)
-		return 1;
-	bpf_loop(LARGE_BYTES / PAGE_BYTES + 1, fetch_page, &pages, 0);
-	return !pages.absent;
+	if (!thread)
+		return 0;
+	thread->pages.at = from;
+	thread->pages.end = from + bytes;
+	thread->pages.absent = 0;
+	bpf_loop(LARGE_BYTES / PAGE_BYTES + 1, fetch_page, &turn, 0);
+	return !thread->pages.absent;
 }
 
 static __always_inline bool has_room(__u64 bytes)
@@ -99,39 +84,32 @@ static long wait_turn(__u32 index, struct wait *wait)
 }
 
 /* Whether there is room, also after some time; that time is of the load as a whole. */
-static __noinline int wait_for_room(struct copying *copying, __u64 bytes)
+static __noinline int wait_for_room(struct thread *thread, __u64 bytes)
 {
 	struct call_settings *set = settings();
 	struct wait wait = { .bytes = bytes };
 
-	if (!copying || !set)
+	if (!thread || !set)
 		return 0;
 	if (has_room(bytes))
 		return 1;
-	if (!copying->waited_until)
-		copying->waited_until = bpf_ktime_get_boot_ns() + set->wait_ns;
-	wait.until = copying->waited_until;
+	if (!thread->load.waited_until)
+		thread->load.waited_until = bpf_ktime_get_boot_ns() + set->wait_ns;
+	wait.until = thread->load.waited_until;
 	bpf_loop(WAIT_TURNS, wait_turn, &wait, 0);
 	return wait.found;
 }
 
-static __noinline int fill_piece(struct cuda_piece *piece, struct copying *copying, __u32 length)
+static __noinline int fill_piece(struct cuda_piece *piece, struct thread *thread, __u32 length)
 {
-	if (!piece || !copying)
+	if (!piece || !thread)
 		return 0;
-	piece->call = copying->call;
+	piece->call = thread->told;
 	piece->call.record = RECORD_PIECE;
-	piece->offset = copying->offset + copying->done;
+	piece->offset = thread->copying.offset + thread->copying.done;
 	piece->length = length;
-	piece->of = copying->of;
+	piece->of = thread->copying.of;
 	return 0;
-}
-
-/* Bytes that were sent; how many is not followed when the program is checked. */
-static __always_inline void sent(struct copying *copying, __u64 length)
-{
-	copying->done = unforeseen(copying->done + length);
-	copying->tries = 0;
 }
 
 /* Counts a try; how many there were is not followed when the program is checked. */
@@ -141,42 +119,55 @@ static __always_inline bool may_try(struct copying *copying)
 	return copying->tries <= TRIES;
 }
 
-/* Has a piece's pages fetched; whether it is worth another try. */
-static __noinline int try_again(struct copying *copying, __u64 length)
+/* Has the pages of a piece fetched that could not be read; 0 where the copy is to go on. */
+static __noinline int fetch_piece(struct thread *thread, __u64 length)
 {
-	if (!copying)
-		return 0;
-	if (may_try(copying) && fetch(copying->from + copying->done, length))
+	struct copying *copying;
+
+	if (!thread)
 		return 1;
+	copying = &thread->copying;
+	if (may_try(copying) && fetch(thread, copying->from + copying->done, length))
+		return 0;
 	copying->missing = MISSING_UNREADABLE;
-	return 0;
+	return 1;
+}
+
+/* There was room a moment ago; 0 where the copy is to go on. */
+static __noinline int miss_room(struct thread *thread)
+{
+	if (!thread)
+		return 1;
+	if (may_try(&thread->copying))
+		return 0;
+	thread->copying.missing = MISSING_ROOM;
+	return 1;
 }
 
 /* Sends the next bytes; 0 where the copy is to go on. */
 #define SENDER(name, size)                                                                         \
-	static __noinline int send_##name(struct copying *copying, __u64 length)                   \
+	static __noinline int send_##name(struct thread *thread, __u64 length)                     \
 	{                                                                                          \
 		struct name##_piece *record;                                                       \
+		struct copying *copying;                                                           \
                                                                                                    \
-		if (!copying)                                                                      \
+		if (!thread)                                                                       \
 			return 1;                                                                  \
+		copying = &thread->copying;                                                        \
 		if (length > size)                                                                 \
 			length = size;                                                             \
 		record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);                        \
-		if (!record) {                                                                     \
-			if (may_try(copying))                                                      \
-				return 0;                                                          \
-			copying->missing = MISSING_ROOM;                                           \
-			return 1;                                                                  \
-		}                                                                                  \
+		if (!record)                                                                       \
+			return miss_room(thread);                                                  \
 		if (bpf_probe_read_user(record->bytes, length,                                     \
 					(void *)(copying->from + copying->done))) {                \
-			bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP);                             \
-			return !try_again(copying, length);                                        \
+			bpf_ringbuf_discard(record, 0);                                            \
+			return fetch_piece(thread, length);                                        \
 		}                                                                                  \
-		fill_piece(&record->piece, copying, length);                                       \
+		fill_piece(&record->piece, thread, length);                                        \
 		bpf_ringbuf_submit(record, 0);                                                     \
-		sent(copying, length);                                                             \
+		copying->done += length;                                                           \
+		copying->tries = 0;                                                                \
 		return 0;                                                                          \
 	}
 
@@ -184,81 +175,99 @@ SENDER(small, SMALL_BYTES)
 SENDER(medium, MEDIUM_BYTES)
 SENDER(large, LARGE_BYTES)
 
-static long copy_next(__u32 index, struct copying *copying)
+static long copy_next(__u32 index, struct turn *turn)
 {
-	__u64 left = copying->bytes - copying->done, needed = LARGE_BYTES;
+	struct thread *thread = turn->thread;
+	__u64 left = thread->copying.bytes - thread->copying.done, needed = LARGE_BYTES;
 
-	if (!left || copying->missing)
+	if (!left || thread->copying.missing)
 		return 1;
 	if (left <= SMALL_BYTES)
 		needed = SMALL_BYTES;
 	else if (left <= MEDIUM_BYTES)
 		needed = MEDIUM_BYTES;
-	if (!wait_for_room(copying, needed + sizeof(struct cuda_piece))) {
-		copying->missing = MISSING_ROOM;
+	if (!wait_for_room(thread, needed + sizeof(struct cuda_piece))) {
+		thread->copying.missing = MISSING_ROOM;
 		return 1;
 	}
 	if (needed == SMALL_BYTES)
-		return send_small(copying, left);
+		return send_small(thread, left);
 	if (needed == MEDIUM_BYTES)
-		return send_medium(copying, left);
-	return send_large(copying, left);
+		return send_medium(thread, left);
+	return send_large(thread, left);
 }
 
-/* Text goes page by page: what is behind the page of its end may be nobody's. */
-static long copy_text_page(__u32 index, struct copying *copying)
+/* Sends the text on one page, ``room`` bytes at most; 0 where the copy is to go on. */
+static __noinline int send_text(struct thread *thread, __u64 at, __u32 room)
 {
-	__u64 at = copying->from + copying->done, left = copying->bytes - copying->done;
 	struct small_piece *record;
-	__u32 room = PAGE_BYTES - (at & (PAGE_BYTES - 1)), length;
+	__u32 length;
 	char last = 0;
 	long read;
 
-	if (!left) {
-		copying->missing = MISSING_TOO_LARGE;
+	if (!thread)
 		return 1;
-	}
-	if (room > left)
-		room = left;
-	if (!wait_for_room(copying, sizeof(*record))) {
-		copying->missing = MISSING_ROOM;
-		return 1;
-	}
 	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
-	if (!record) {
-		if (may_try(copying))
-			return 0;
-		copying->missing = MISSING_ROOM;
-		return 1;
-	}
+	if (!record)
+		return miss_room(thread);
 	if (room > PAGE_BYTES || !room)
 		room = PAGE_BYTES;
 	read = bpf_probe_read_user_str(record->bytes, room, (void *)at);
 	if (read <= 0 || (read == room && bpf_probe_read_user(&last, 1, (void *)(at + room - 1)))) {
-		bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP);
-		return !try_again(copying, 1);
+		bpf_ringbuf_discard(record, 0);
+		return fetch_piece(thread, 1);
 	}
 	/* What is cut has a NUL as well, in place of its last character. */
 	length = (read - 1) & (PAGE_BYTES - 1);
-	copying->ended = !last;
 	if (last)
 		record->bytes[length++] = last;
-	fill_piece(&record->piece, copying, length);
+	fill_piece(&record->piece, thread, length);
 	bpf_ringbuf_submit(record, 0);
-	sent(copying, length);
+	thread->copying.done += length;
+	thread->copying.tries = 0;
+	thread->copying.ended = !last;
 	return !last;
 }
 
-static __always_inline void copy(struct copying *copying)
+/* Text goes page by page: what is behind the page of its end may be nobody's. */
+static long copy_text_page(__u32 index, struct turn *turn)
 {
-	copying->done = copying->tries = 0;
-	bpf_loop(PIECES_LIMIT, copy_next, copying, 0);
+	struct thread *thread = turn->thread;
+	__u64 at = thread->copying.from + thread->copying.done;
+	__u64 left = thread->copying.bytes - thread->copying.done;
+	__u32 room = PAGE_BYTES - (at & (PAGE_BYTES - 1));
+
+	if (!left) {
+		thread->copying.missing = MISSING_TOO_LARGE;
+		return 1;
+	}
+	if (!wait_for_room(thread, sizeof(struct small_piece))) {
+		thread->copying.missing = MISSING_ROOM;
+		return 1;
+	}
+	return send_text(thread, at, room > left ? left : room);
 }
 
-static __always_inline void copy_text(struct copying *copying)
+/* Begins to send bytes from an address on. */
+static __always_inline void begin(struct copying *copying, __u64 from, __u64 bytes)
 {
-	copying->done = copying->tries = copying->ended = 0;
-	bpf_loop(PIECES_LIMIT, copy_text_page, copying, 0);
+	__builtin_memset(copying, 0, sizeof(*copying));
+	copying->from = from;
+	copying->bytes = bytes;
+}
+
+static __always_inline void copy(struct thread *thread)
+{
+	struct turn turn = { .thread = thread };
+
+	bpf_loop(PIECES_LIMIT, copy_next, &turn, 0);
+}
+
+static __always_inline void copy_text(struct thread *thread)
+{
+	struct turn turn = { .thread = thread };
+
+	bpf_loop(PIECES_LIMIT, copy_text_page, &turn, 0);
 }
 
 #endif

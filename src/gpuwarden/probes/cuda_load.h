@@ -8,44 +8,34 @@
 #include "cuda_image.h"
 #include "stop.h"
 
-struct load {
-	struct cuda_call call;
-	struct image image;
-	__u64 address;
-	__u64 within_ns;
-	__u64 sent;
-	__u32 parts;
-	__u32 input_kind;
-};
-
-static __noinline int fill_load(struct cuda_load *record, struct load *load)
+static __noinline int fill_load(struct cuda_load *record, struct thread *thread)
 {
-	if (!record || !load)
+	if (!record || !thread)
 		return 0;
-	record->call = load->call;
+	record->call = thread->told;
 	record->call.record = RECORD_LOAD;
-	record->address = load->address;
-	record->image = load->image.at;
-	record->image_bytes = load->image.bytes;
-	record->within_ns = load->within_ns;
-	record->parts = load->parts;
-	record->input_kind = load->input_kind;
+	record->address = thread->load.address;
+	record->image = thread->load.image.at;
+	record->image_bytes = thread->load.image.bytes;
+	record->within_ns = thread->load.within_ns;
+	record->parts = thread->load.parts;
+	record->input_kind = thread->load.input_kind;
 	return fill_process(&record->process);
 }
 
 /* That a load began; whether that found room. */
-__noinline int tell_load(struct load *load)
+__noinline int tell_load(struct thread *thread)
 {
 	struct cuda_load *record;
 
-	if (!load)
+	if (!thread)
 		return 0;
 	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
 	if (!record) {
 		increment(COUNT_DROPPED);
 		return 0;
 	}
-	fill_load(record, load);
+	fill_load(record, thread);
 	bpf_ringbuf_submit(record, 0);
 	return 1;
 }
@@ -54,8 +44,6 @@ static __noinline int fill_copied(struct cuda_copied *record, struct load *load)
 {
 	if (!record || !load)
 		return 0;
-	record->call = load->call;
-	record->call.record = RECORD_COPIED;
 	record->image = load->image.at;
 	record->image_bytes = load->image.bytes;
 	record->sent_bytes = load->sent;
@@ -69,20 +57,23 @@ static __noinline int fill_copied(struct cuda_copied *record, struct load *load)
  * That no more bytes come. For what found no room the process is stopped, if it may be: there is
  * room for this record before it is.
  */
-__noinline int tell_copied(struct load *load)
+__noinline int tell_copied(struct thread *thread)
 {
 	struct call_settings *set = settings();
 	struct cuda_copied *record;
 
-	if (!load || !set)
+	if (!thread || !set)
 		return 0;
 	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
 	if (!record) {
 		increment(COUNT_DROPPED);
 		return 0;
 	}
-	fill_copied(record, load);
-	if (set->may_stop && record->missing == MISSING_ROOM && load->image.form != FORM_PARTS) {
+	record->call = thread->told;
+	record->call.record = RECORD_COPIED;
+	fill_copied(record, &thread->load);
+	if (set->may_stop && record->missing == MISSING_ROOM &&
+	    thread->load.image.form != FORM_PARTS) {
 		record->stop_asked = 1;
 		record->stop_outcome = stop_process();
 	}
@@ -90,28 +81,16 @@ __noinline int tell_copied(struct load *load)
 	return 1;
 }
 
-static __always_inline void start_copying(struct copying *copying, struct load *load)
-{
-	__builtin_memset(copying, 0, sizeof(*copying));
-	copying->call = load->call;
-}
-
-struct parts {
-	struct load *load;
-};
-
 /* Copies the next of several fatbins; each begins at a multiple of eight in what is told. */
-static long copy_part(__u32 index, struct parts *parts)
+static long copy_part(__u32 index, struct turn *turn)
 {
 	struct call_settings *set = settings();
-	struct load *load = parts->load;
-	struct copying copying;
-	struct fatbin_head head;
-	__u64 at;
+	struct thread *thread = turn->thread;
+	struct load *load = &thread->load;
+	__u64 at = load->image.at, offset = (load->sent + 7) & ~7ULL, bytes;
 
-	if (!set || !load)
+	if (!set)
 		return 1;
-	at = load->image.at;
 	if (index) {
 		if (bpf_copy_from_user(&at, sizeof(at), (void *)load->image.others)) {
 			load->image.missing = MISSING_UNREADABLE;
@@ -125,73 +104,66 @@ static long copy_part(__u32 index, struct parts *parts)
 			return 1;
 		}
 	}
-	if (bpf_copy_from_user(&head, sizeof(head), (void *)at)) {
+	if (!read_head(thread, sizeof(struct fatbin_head), at)) {
 		load->image.missing = MISSING_UNREADABLE;
 		return 1;
 	}
-	start_copying(&copying, load);
-	copying.from = at;
-	copying.offset = (load->sent + 7) & ~7ULL;
-	copying.bytes = fatbin_bytes(&head);
-	if (copying.bytes > set->limit_bytes - copying.offset || copying.offset > set->limit_bytes)
-		load->image.missing = MISSING_TOO_LARGE;
-	if (!copying.bytes)
+	bytes = fatbin_bytes(thread);
+	if (!bytes)
 		load->image.missing = MISSING_UNKNOWN_SIZE;
+	else if (offset > set->limit_bytes || bytes > set->limit_bytes - offset)
+		load->image.missing = MISSING_TOO_LARGE;
 	if (load->image.missing)
 		return 1;
-	copy(&copying);
+	begin(&thread->copying, at, bytes);
+	thread->copying.offset = offset;
+	copy(thread);
 	load->parts++;
-	load->sent = copying.offset + copying.done;
-	load->image.missing = copying.missing;
+	load->sent = offset + thread->copying.done;
+	load->image.missing = thread->copying.missing;
 	return load->image.missing != 0;
 }
 
-/* Checked by itself, once for whoever calls it. */
-__noinline int copy_image(struct load *load)
+__noinline int copy_image(struct thread *thread)
 {
 	struct call_settings *set = settings();
-	struct copying copying;
+	struct turn turn = { .thread = thread };
+	struct load *load;
 
-	if (!load || !set || load->image.missing)
+	if (!thread || !set || thread->load.image.missing)
 		return 0;
+	load = &thread->load;
 	if (load->image.form == FORM_PARTS) {
-		struct parts parts = { .load = load };
-
 		load->parts = 0;
-		bpf_loop(PARTS_LIMIT + 1, copy_part, &parts, 0);
+		bpf_loop(PARTS_LIMIT + 1, copy_part, &turn, 0);
 		load->image.bytes = load->image.missing ? 0 : load->sent;
 		return 0;
 	}
-	start_copying(&copying, load);
-	copying.from = load->image.at;
-	copying.bytes = load->image.bytes;
 	if (load->image.form == FORM_TEXT) {
-		copying.bytes = set->limit_bytes;
-		copy_text(&copying);
-		if (copying.ended)
-			load->image.bytes = copying.done;
-	} else if (copying.bytes > set->limit_bytes) {
-		copying.missing = MISSING_TOO_LARGE;
+		begin(&thread->copying, load->image.at, set->limit_bytes);
+		copy_text(thread);
+		if (thread->copying.ended)
+			load->image.bytes = thread->copying.done;
 	} else {
-		copy(&copying);
+		begin(&thread->copying, load->image.at, load->image.bytes);
+		if (load->image.bytes > set->limit_bytes)
+			thread->copying.missing = MISSING_TOO_LARGE;
+		else
+			copy(thread);
 	}
-	load->sent = copying.done;
-	load->image.missing = copying.missing;
+	load->sent = thread->copying.done;
+	load->image.missing = thread->copying.missing;
 	return 0;
 }
 
-__noinline int copy_path(struct load *load)
+__noinline int copy_path(struct thread *thread)
 {
-	struct copying copying;
-
-	if (!load)
+	if (!thread)
 		return 0;
-	start_copying(&copying, load);
-	copying.of = PIECE_OF_PATH;
-	copying.from = load->address;
-	copying.bytes = PATH_LIMIT_BYTES;
-	copy_text(&copying);
-	load->image.missing = copying.missing;
+	begin(&thread->copying, thread->load.address, PATH_LIMIT_BYTES);
+	thread->copying.of = PIECE_OF_PATH;
+	copy_text(thread);
+	thread->load.image.missing = thread->copying.missing;
 	return 0;
 }
 

@@ -29,6 +29,9 @@ struct call_share {
 	__u32 reserved;
 };
 
+static const struct call_share no_share;
+static const __u32 told_once = 1;
+
 struct named_handle {
 	struct call_process process;
 	__u64 handle;
@@ -113,9 +116,7 @@ static __noinline int is_within_share(struct cuda_call *call, __u32 counter, __u
 	key.tgid = call->tgid;
 	share = bpf_map_lookup_elem(&shares, &key);
 	if (!share) {
-		struct call_share first = { .window_ns = call->time_ns };
-
-		bpf_map_update_elem(&shares, &key, &first, BPF_NOEXIST);
+		bpf_map_update_elem(&shares, &key, &no_share, BPF_NOEXIST);
 		share = bpf_map_lookup_elem(&shares, &key);
 		if (!share)
 			return 1;

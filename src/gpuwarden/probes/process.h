@@ -115,47 +115,40 @@ static __always_inline struct cgroup *version_1_group(struct css_set *set)
 	return found;
 }
 
-static __noinline int fill_process(struct identity *process)
+/*
+ * Functions that uprobes use too have little on their stack: of more, some kernels keep one on each
+ * CPU, where whoever comes to the same program meanwhile would find it (cuda_thread.h).
+ */
+
+static __noinline int fill_namespaces(struct identity *process)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
-	struct task_struct *parent = BPF_CORE_READ(task, real_parent);
 	struct upid inner = {};
+	struct pid *numbers;
+	__u32 level;
 
 	if (!process)
 		return 0;
-	process->start_ns = BPF_CORE_READ(task, group_leader, start_boottime);
-	process->pid = BPF_CORE_READ(task, pid);
-	process->tgid = BPF_CORE_READ(task, tgid);
-	process->ppid = BPF_CORE_READ(parent, tgid);
-	process->uid = BPF_CORE_READ(task, cred, uid.val);
-	process->gid = BPF_CORE_READ(task, cred, gid.val);
-	process->loginuid = -1;
-	if (bpf_core_field_exists(task->loginuid))
-		process->loginuid = BPF_CORE_READ(task, loginuid.val);
 	process->mount_namespace = BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum);
 	process->user_namespace = BPF_CORE_READ(task, cred, user_ns, ns.inum);
-	struct pid *numbers = BPF_CORE_READ(task, group_leader, thread_pid);
-	__u32 level = BPF_CORE_READ(numbers, level);
-
+	numbers = BPF_CORE_READ(task, group_leader, thread_pid);
+	level = BPF_CORE_READ(numbers, level);
 	if (level < 32)
 		bpf_core_read(&inner, sizeof(inner), &numbers->numbers[level]);
 	process->pid_namespace = BPF_CORE_READ(inner.ns, ns.inum);
 	process->inner_tgid = inner.nr;
-	process->traits = 0;
-	if (BPF_CORE_READ(task, fs, root.mnt, mnt_sb, s_magic) == OVERLAYFS)
-		process->traits |= OVERLAY_ROOT;
-	bpf_core_read_str(process->comm, sizeof(process->comm), &task->comm);
-	bpf_core_read_str(process->parent_comm, sizeof(process->parent_comm), &parent->comm);
-	process->tty[0] = 0;
-	struct tty_struct *tty = BPF_CORE_READ(task, signal, tty);
+	return 0;
+}
 
-	if (tty)
-		bpf_core_read_str(process->tty, sizeof(process->tty), &tty->name);
-
+static __noinline int fill_cgroups(struct identity *process)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
 	struct css_set *set = BPF_CORE_READ(task, cgroups);
 	struct cgroup *unified = BPF_CORE_READ(set, dfl_cgrp), *telling = unified;
 	struct cgroup *version_1 = version_1_group(set);
 
+	if (!process)
+		return 0;
 	process->cgroup_id = BPF_CORE_READ(unified, kn, id);
 	process->cgroup_v1_id = 0;
 	process->cgroup_v1_hierarchy = 0;
@@ -168,25 +161,32 @@ static __noinline int fill_process(struct identity *process)
 	process->cgroup_names_hierarchy = BPF_CORE_READ(telling, root, hierarchy_id);
 	if (!unforeseen(write_cgroup(BPF_CORE_READ(telling, kn), &process->cgroup)))
 		process->traits |= CGROUP_CUT;
+	return 0;
+}
 
+static __noinline int fill_program(struct identity *process)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct mm_struct *memory = BPF_CORE_READ(task, mm);
+	struct file *exe;
+	__u64 start, size;
+
+	if (!process)
+		return 0;
 	process->argv_bytes = process->argv_read = 0;
 	process->exe_device = process->exe.length = 0;
 	process->exe_inode = 0;
-	struct mm_struct *memory = BPF_CORE_READ(task, mm);
-
 	if (!memory)
 		return 0;
-	__u64 start = BPF_CORE_READ(memory, arg_start);
-	__u64 size = BPF_CORE_READ(memory, arg_end) - start;
-
+	start = BPF_CORE_READ(memory, arg_start);
+	size = BPF_CORE_READ(memory, arg_end) - start;
 	process->argv_bytes = size;
 	if (size > ARGV_BYTES)
 		size = ARGV_BYTES;
 	if (size && bpf_probe_read_user(process->argv, size & (2 * ARGV_BYTES - 1),
 					(void *)start) == 0)
 		process->argv_read = size;
-	struct file *exe = BPF_CORE_READ(memory, exe_file);
-
+	exe = BPF_CORE_READ(memory, exe_file);
 	if (!exe)
 		return 0;
 	process->exe_inode = BPF_CORE_READ(exe, f_inode, i_ino);
@@ -194,6 +194,38 @@ static __noinline int fill_process(struct identity *process)
 	if (!unforeseen(write_path(BPF_CORE_READ(exe, f_path.dentry),
 				   BPF_CORE_READ(exe, f_path.mnt), &process->exe)))
 		process->traits |= EXE_CUT;
+	return 0;
+}
+
+static __noinline int fill_process(struct identity *process)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct task_struct *parent = BPF_CORE_READ(task, real_parent);
+	struct tty_struct *tty;
+
+	if (!process)
+		return 0;
+	process->start_ns = BPF_CORE_READ(task, group_leader, start_boottime);
+	process->pid = BPF_CORE_READ(task, pid);
+	process->tgid = BPF_CORE_READ(task, tgid);
+	process->ppid = BPF_CORE_READ(parent, tgid);
+	process->uid = BPF_CORE_READ(task, cred, uid.val);
+	process->gid = BPF_CORE_READ(task, cred, gid.val);
+	process->loginuid = -1;
+	if (bpf_core_field_exists(task->loginuid))
+		process->loginuid = BPF_CORE_READ(task, loginuid.val);
+	process->traits = 0;
+	if (BPF_CORE_READ(task, fs, root.mnt, mnt_sb, s_magic) == OVERLAYFS)
+		process->traits |= OVERLAY_ROOT;
+	bpf_core_read_str(process->comm, sizeof(process->comm), &task->comm);
+	bpf_core_read_str(process->parent_comm, sizeof(process->parent_comm), &parent->comm);
+	process->tty[0] = 0;
+	tty = BPF_CORE_READ(task, signal, tty);
+	if (tty)
+		bpf_core_read_str(process->tty, sizeof(process->tty), &tty->name);
+	fill_namespaces(process);
+	fill_cgroups(process);
+	fill_program(process);
 	return 0;
 }
 

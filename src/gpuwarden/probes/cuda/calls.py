@@ -101,8 +101,8 @@ class CudaCalls:
         self._failure: BaseException | None = None
         self._taken_records = self._taken_bytes = 0
         self._malformed = self._missed = self._stops = 0
-        self.copies = True
-        """Whether images are copied while the caller waits."""
+        self.no_copies = ""
+        """Why images are read after their loads, not while the caller waits; empty if they are."""
         self.no_returns = ""
         """Why results, handles and names are not seen; empty where they are."""
 
@@ -112,7 +112,8 @@ class CudaCalls:
         self.no_returns = return_probes.danger()
         try:
             self._enter(copies=True)
-        except Unavailable:
+        except Unavailable as error:
+            self.no_copies = f"images are read after their loads, by a race: {error}"
             self._enter(copies=False)
         return self
 
@@ -127,7 +128,7 @@ class CudaCalls:
                 programs=(*PROGRAMS, *(SLEEPING if copies else TOLD)),
                 sizes={"records": self.settings.ring_bytes},
             )
-            self._object, self.copies = loaded, copies
+            self._object = loaded
             self._write_settings(loaded)
             self._stops_map = StoppedMap(bpf, loaded.map("stopped"))
             self._captures.boot_offset_ns = boot_offset_ns()
@@ -196,9 +197,11 @@ class CudaCalls:
         if found.key in self._attached:
             return self._attached[found.key][0]
         links: list[uprobes.Link] = []
-        problems = [self.no_returns] * bool(self.no_returns)
+        problems = [problem for problem in (self.no_copies, self.no_returns) if problem]
         failed: set[str] = set()
-        wanted = call_points.points(found.points, sleeping=self.copies, returns=not self.no_returns)
+        wanted = call_points.points(
+            found.points, sleeping=not self.no_copies, returns=not self.no_returns
+        )
         for one in wanted:
             failed |= self._attach_points(loaded, found, one, links, problems)
         names = {name for one in wanted for name in one.functions}
