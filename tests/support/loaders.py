@@ -16,10 +16,10 @@ from tests.support.cuda_bed import CommandFailed, Program
 ROUND = (
     "load cuModuleLoadData m i",
     "unload m",
-    "sleep 2000",
+    "sleep 40000",
     "load cuLibraryLoadData l i",
     "unload-library l",
-    "sleep 1000",
+    "sleep 20000",
 )
 
 
@@ -65,7 +65,7 @@ class Loaders:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            self._all(" ; ".join(ROUND * 3))
+            self._all(" ; ".join(ROUND))
             # A child has the probes of its parent's pages. Nobody waits for it: a few are enough.
             if self.rounds % 50 == 0:
                 self._all(f"fork {' ; '.join(ROUND)}", self._programs[:5])
