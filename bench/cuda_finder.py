@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from gpuwarden.cuda.libraries import Libraries
 from gpuwarden.cuda.mapped_files import read_executables
@@ -72,6 +73,12 @@ def rescan() -> None:
         libraries.close()
 
 
+def processes_made() -> int:
+    """Processes and threads made on this machine since it was started."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("processes "))
+
+
 def side_band() -> None:
     """CPU while programs start all the time, and while the machine is as it is."""
     libraries = Libraries(Host())
@@ -83,15 +90,18 @@ def side_band() -> None:
             shell = subprocess.Popen(["sh", "-c", loop if execs else "sleep 3"])
             poll = select.epoll()
             poll.register(libraries.fileno(), select.EPOLLIN)
-            began, cpu, looks = time.monotonic(), time.process_time(), 0
+            began, cpu, looks, made = time.monotonic(), time.process_time(), 0, processes_made()
             while shell.poll() is None:
                 poll.poll(1.0)
                 libraries.look()
                 looks += 1
             wall = time.monotonic() - began
             share = (time.process_time() - cpu) / wall
-            done = execs * SECONDS / wall
-            print(f"{done:.0f} execs/s: {share:.2%} of a CPU, {looks / wall:.0f} looks/s")
+            made = processes_made() - made
+            print(
+                f"{execs * SECONDS / wall:.0f} execs/s of ours, {made / wall:.0f} processes/s in all: "
+                f"{share:.2%} of a CPU, {looks / wall:.0f} looks/s"
+            )
             poll.close()
     finally:
         libraries.close()

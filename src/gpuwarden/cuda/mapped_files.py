@@ -41,6 +41,8 @@ _DONT_SYNC, _EMPTY_PATH, _HERE = 0x4000, 0x1000, -100
 _MOUNT = pattern(rb"^\d+ \d+ (\d+):(\d+) [^\n]*? - ([^ \n]+) ", re.M)
 _NO_FILE = (0, 0, 0)
 _libc = ctypes.CDLL(None, use_errno=True)
+_status_buffer = ctypes.create_string_buffer(_STATX_BYTES)
+"""One for all calls, of which there are hundreds a second where programs start all the time."""
 
 MapsKey = tuple[int, int, int]
 """(major, minor, inode) as a maps file tells them: on some file systems not those of fstat."""
@@ -196,7 +198,7 @@ def parse_mounts(data: bytes) -> Mounts:
 
 
 def _status(directory: int, path: bytes) -> Status:
-    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    buffer = _status_buffer
     flags = _DONT_SYNC | (0 if path else _EMPTY_PATH)
     if _libc.statx(directory, path, flags, _BASIC_STATS, buffer) != 0:
         code = ctypes.get_errno()
