@@ -135,11 +135,17 @@ class Candidates:
         for key in [key for key, one in self._found.items() if 0 < one.last_ns < old]:
             del self._found[key]
 
-    def second_stream(self) -> Iterator[Second]:
-        """Those that come steadily and out of step with everything else, the fastest first."""
-        for candidate in sorted(self._found.values(), key=lambda one: -one.hz):
+    def second_stream(self, *, usual: bool) -> Iterator[Second]:
+        """Those that come steadily and out of step with everything else, the fastest first.
+
+        ``usual``: everything else is as it was learned. Where it is not, the workload itself is
+        another one, and a new kernel among its own launches is likely a part of that.
+        """
+        for key, candidate in sorted(self._found.items(), key=lambda one: -one[1].hz):
             verdict = candidate.rhythm.verdict
             if verdict is None or not (verdict.out_of_step and verdict.steady):
+                continue
+            if not (usual or candidate.apart or key[0] == Standing.OUTSIDE):
                 continue
             learned = self._own_rhythm_hz[candidate.number] if candidate.number >= 0 else 0.0
             if learned and candidate.hz <= FASTER * learned:

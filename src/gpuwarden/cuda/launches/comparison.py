@@ -109,6 +109,9 @@ class Comparison:
             return None
         return window.from_ns if since_ns is None else since_ns
 
+    def _is_usual(self) -> bool:
+        return sum(span.is_usual for span in list(self._last)[-OF_SPANS:]) >= AT_LEAST
+
     def _is_unexplained(self) -> bool:
         recent = list(self._last)[-OF_SPANS:]
         return (
@@ -124,7 +127,7 @@ class Comparison:
     # ---------------------------------------------------------------- what is said
 
     def _fit(self, window: LaunchWindow) -> LaunchFit | None:
-        second = list(self._candidates.second_stream())
+        second = list(self._candidates.second_stream(usual=self._is_usual()))
         if self._launches < LAUNCHES and not self._outside:
             return None
         outside = sorted(self._outside.values(), key=lambda one: -one.launches)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpuwarden.cuda.launches.candidates import Second
 from gpuwarden.cuda.launches.profile import LaunchProfile
-from gpuwarden.cuda.launches.spans import SpanFit
+from gpuwarden.cuda.launches.spans import REST_LAUNCHES, SpanFit
 from gpuwarden.cuda.launches.words import (
     duration,
     kernel_name,
@@ -152,7 +152,7 @@ def _of_last_span(profile: LaunchProfile, spans: Sequence[SpanFit]) -> Iterator[
             f"{percent(last.new_known / last.launches)} of launches are of kernels that the "
             "learned runs did not have, of modules that are known"
         )
-    if last.is_usual:
+    if last.is_usual or last.launches < REST_LAUNCHES:
         return
     more = [profile.kernels[number].name for number, _ in last.more_than_learned]
     which = f"; more than ever learned: {names(more)}" if more else ""

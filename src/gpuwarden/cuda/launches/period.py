@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from gpuwarden.cuda.launches.profile import Period, rounded
 from gpuwarden.cuda.launches.sequences import Array
 
-BINS = 512
-SCALES_SECONDS = (0.0005, 0.004)
-"""Width of a bin; periods of a few bins up to half of all are found."""
-LEAST_BINS = 4
+BINS = 64
+SCALES_SECONDS = (0.0005, 0.002, 0.008, 0.032)
+"""Width of a bin: each scale finds the periods of a few bins, and steps vary by as much as one."""
+LEAST_BINS, MOST_BINS = 4, 26
+MULTIPLES = 6
+NEAR = 0.15
 KERNELS = 256
 LAUNCHES = 3
 """Of a kernel in one stretch, for it to be asked."""
@@ -40,7 +42,9 @@ class Periods:
             inside = (place < BINS) & (kernel >= 0)
             if not inside.any():
                 continue
-            bins = int(place[inside].max()) + 1
+            # The last bin is not a whole one.
+            bins = min(BINS, int(place.max()))
+            inside &= place < bins
             numbers, counts = np.unique(kernel[inside], return_counts=True)
             numbers = numbers[counts >= LAUNCHES][:KERNELS]
             if bins < 4 * LEAST_BINS or not len(numbers):
@@ -54,17 +58,19 @@ class Periods:
             self._weights[scale][: len(alike)] += weight
 
     def found(self, windows: Sequence[Floats] = ()) -> tuple[Period, ...]:
-        """The periods: the strongest of the samples first, which is the step, then that of the
-        counts, which may be one of evaluations; ``windows`` are launches by kernel of one-second
-        windows in a row, each with its kernels in the same places."""
+        """The periods: the longest in the samples first, which is the step, then parts of it, then
+        that of the counts, which may be one of evaluations.
+
+        ``windows``: launches by kernel of each second in a row, kernels in the same places.
+        """
         periods = []
         for width, sums, weights in zip(SCALES_SECONDS, self._sums, self._weights, strict=True):
             with np.errstate(invalid="ignore", divide="ignore"):
                 alike = np.where(weights > 0, sums / weights, 0.0)
-            peak = _peak(alike)
+            peak = _peak(alike[: MOST_BINS + 1])
             if peak is not None:
                 periods.append(_period(peak[0] * width, peak[1]))
-        periods.sort(key=lambda one: (-one.strength, one.seconds))
+        periods = _steps(periods)
         if len(windows) >= WINDOWS:
             series = np.array(windows).T
             alike, _ = _alike(series[series.sum(axis=1) >= LAUNCHES], len(windows) // 3)
@@ -96,11 +102,21 @@ def _alike(series: Floats, lags: int) -> tuple[Floats, Floats]:
     return each.mean(axis=0), np.full(lags, float(len(varied))) * pairs
 
 
+def _steps(periods: Sequence[Period]) -> list[Period]:
+    """The longest first, without those that are a few times another one."""
+    kept: list[Period] = []
+    for period in periods:
+        ratios = [period.seconds / one.seconds for one in kept]
+        if all(round(r) > MULTIPLES or abs(r - round(r)) > NEAR for r in ratios):
+            kept.append(period)
+    return kept[::-1]
+
+
 def _repeats(alike: Floats, peak: tuple[float, float]) -> bool:
     """Whether launches are alike after twice the time too: of a few windows chance is seldom so."""
     twice = round(2 * peak[0])
     near = alike[twice - 1 : twice + 2]
-    return peak[1] >= ALIKE_WINDOWS and bool(len(near)) and near.max() >= peak[1] / 2
+    return peak[1] >= ALIKE_WINDOWS and bool(len(near)) and near.max() >= peak[1] / 3
 
 
 def _peak(alike: Floats, least: int = LEAST_BINS) -> tuple[float, float] | None:

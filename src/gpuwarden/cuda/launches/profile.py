@@ -188,10 +188,13 @@ def read_profile(path: str) -> LaunchProfile:
     """Reads a profile's file. Errors: Unavailable, Denied, Malformed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise Malformed(f"{path}: is not a regular file")
-            data = file.read(FILE_LIMIT_BYTES + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(FILE_LIMIT_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except PermissionError as error:
         raise Denied(f"{path}: {error.strerror}") from error
     except (OSError, ValueError) as error:

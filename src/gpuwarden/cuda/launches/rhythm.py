@@ -27,6 +27,8 @@ NEIGHBOURS = 8
 DISTINCT = 0.1
 """A loop of so few different neighbours that two moments share them more often than this can hide
 a step: then the number of launches in between is asked too."""
+BOUND = 1.5
+"""Launches that nothing binds reach 1, and those at one place as much as there are places."""
 LOCKED = 0.85
 STEADY = 0.7
 """Share of the intervals between half and twice the usual one. Of launches that come by chance it
@@ -102,20 +104,27 @@ class _Neighbours:
             self._by_count[code] = self._by_count.get(code, 0.0) + count_share
 
     def are_the_same(self) -> bool:
-        """Whether the launches come between the same others more often than by chance."""
+        """Whether the launches come between the same others more often than by chance.
+
+        Chance is what is likelier, by time or by count: the mean of how often two launches share
+        their neighbours over how often they should, which is 1 at most where nothing binds them.
+        """
         count = self.bursts
-        pairs = count * (count - 1) / 2
-        alike = sum(n * (n - 1) / 2 for n in self._contexts.values())
-        by_chance = max(
-            sum(share * share for share in shares.values()) / count**2
-            for shares in (self._by_time, self._by_count)
+        pairs = count * (count - 1)
+        chances = {
+            code: max(share, self._by_count[code]) / count for code, share in self._by_time.items()
+        }
+        shared = sum(
+            often * (often - 1) / (pairs * chances[code])
+            for code, often in self._contexts.items()
+            if often > 1 and code in chances
         )
-        expected = by_chance * pairs
+        noise = (2 * len(chances)) ** 0.5 / count
         step, often = max(self._between.items(), key=lambda one: one[1], default=(0, 0))
         total = self._between.total()
         locked = not total or often >= LOCKED * total
-        may_hide = by_chance > DISTINCT or step <= 3
-        return alike > 2 * expected + 3 * expected**0.5 or (may_hide and locked)
+        may_hide = step <= 3 or sum(share * share for share in chances.values()) > DISTINCT
+        return shared > BOUND + 3 * noise or (may_hide and locked)
 
 
 class Rhythm:

@@ -36,7 +36,7 @@ from gpuwarden.model import KernelUse, LaunchWindow
 
 WINDOWS_LIMIT = 14_400
 """Later windows of a run are not taken up: profiles are merged for more."""
-COUNTED_WINDOWS = 240
+COUNTED_SECONDS = 300
 """The last ones, for periods of seconds."""
 SPAN_LAUNCHES = 100
 ALONE = 8
@@ -61,6 +61,7 @@ class RunKernel(Struct):
 class RunWindow(Struct, frozen=True):
     """The launches of a window by kernel, and its sampled transitions to JIT kernels."""
 
+    from_seconds: float
     seconds: float
     numbers: Array
     counts: Array
@@ -109,6 +110,7 @@ class Run:
         pairs = self._sample(window, numbers) if window.samples else {}
         self.windows.append(
             RunWindow(
+                window.from_ns / 1e9,
                 seconds,
                 np.array(list(counts), np.int64),
                 np.array(list(counts.values()), np.int64),
@@ -197,11 +199,18 @@ class Run:
 
     def periods(self) -> tuple[Period, ...]:
         """The times after which its launches repeat, its step first."""
-        rows = []
-        for window in self.windows[-COUNTED_WINDOWS:]:
-            row = np.zeros(len(self.kernels))
-            row[window.numbers] = window.counts
-            rows.append(row)
+        rows: list[Floats] = []
+        if self.windows:
+            # A second in which nothing was launched has no window.
+            first = max(
+                self.windows[0].from_seconds, self.windows[-1].from_seconds - COUNTED_SECONDS
+            )
+            last = min(COUNTED_SECONDS, int(self.windows[-1].from_seconds - first))
+            rows = [np.zeros(len(self.kernels)) for _ in range(last + 1)]
+            for window in self.windows:
+                at = int(window.from_seconds - first)
+                if window.from_seconds >= first and at <= last:
+                    rows[at][window.numbers] += window.counts
         return self._periods.found(rows)[:PERIODS_LIMIT]
 
     def spans(self, seconds: float) -> list[RunSpan]:

@@ -11,6 +11,7 @@ from gpuwarden.cuda.launches.kernels import Placed, Standing
 from gpuwarden.cuda.launches.novelty import Seen
 from gpuwarden.cuda.launches.phases import Floats, nearest
 from gpuwarden.cuda.launches.profile import LaunchProfile
+from gpuwarden.cuda.launches.sequences import NONE
 from gpuwarden.model import KernelUse, LaunchWindow
 
 SAMPLES = 8
@@ -93,7 +94,7 @@ class Spans:
         for use, placed in zip(window.kernels, places, strict=True):
             self._count(use, placed)
         if seen is not None:
-            numbers = np.array([one.number for one in places], np.int64)
+            numbers = np.array([*(one.number for one in places), NONE], np.int64)
             number = numbers[seen.place]
             span.sampled += np.bincount(number[seen.claimed], minlength=self._kernels)
             span.unplaced += np.bincount(number[seen.unplaced], minlength=self._kernels)
