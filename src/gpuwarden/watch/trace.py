@@ -260,7 +260,8 @@ class Trace:
         blind = self._blind(traced)
         if not self._arguments.events:
             self._write(closing_table(traced, width=self._width, colour=self._colour))
-            self._write("".join(f"not seen: {escape(one)}\n" for one in blind))
+            unread = self._side.state.unread if self._arguments.all else ()
+            self._write("".join(f"not seen: {escape(one)}\n" for one in (*blind, *unread)))
         if self._arguments.learn is not None:
             self._learn()
         if any(
@@ -271,7 +272,7 @@ class Trace:
 
     def _blind(self, traced: Sequence[Traced]) -> tuple[str, ...]:
         """Why less was seen than was asked for."""
-        problems = [*self._side.state.problems, *self._side.state.unread]
+        problems = list(self._side.state.problems)
         if self._side.child.error:
             problems.append(f"the tracer: {self._side.child.error}")
         if not traced and not self._arguments.all:
