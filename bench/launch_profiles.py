@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpuwarden.cuda.launches.comparison import Comparison
 from gpuwarden.cuda.launches.learning import Learning
 from gpuwarden.cuda.launches.profile import LaunchProfile, encode_profile
+from gpuwarden.errors import UsageError
 from tests.support.launch_runs import (
     Launched,
     MadeKernel,
@@ -107,13 +108,27 @@ def with_thread(workload: Workload, seconds: float, seed: int, every: float) -> 
     return Live(workload, merged(workload.run(seconds, seed), extra), workload.table)
 
 
+def sized(seed: int, **fields: float) -> Workload:
+    """A workload of some size; each seed has another one."""
+    rng = np.random.default_rng(seed)
+    kernels, launches = ((40, 100), (100, 400), (300, 600), (300, 1500))[int(rng.integers(4))]
+    sizes = {
+        "kernels": kernels,
+        "launches": launches,
+        "step_seconds": float(rng.choice([0.06, 0.13, 0.4])),
+        "jit_share": float(rng.choice([0.1, 0.3, 0.6])),
+        **fields,
+    }
+    return Workload(seed=seed, **sizes)  # type: ignore[arg-type]
+
+
 Case = Callable[[int, float], tuple[Live, Live]]
 """From a seed and seconds: the run to learn from, and the one to compare."""
 
 
 def benign() -> Iterator[tuple[str, Case]]:
     def made(seed: int, **fields: float) -> Workload:
-        return Workload(seed=seed, **fields)  # type: ignore[arg-type]
+        return sized(seed, **fields)
 
     def same(change: Callable[[Workload, int], Workload], **fields: float) -> Case:
         def case(seed: int, seconds: float) -> tuple[Live, Live]:
@@ -192,20 +207,25 @@ def benign() -> Iterator[tuple[str, Case]]:
 def false_alarms(seeds: int, seconds: float, wanted: str) -> list[float]:
     costs: list[float] = []
     print(f"benign runs of {seconds:.0f} s, {seeds} seeds each: runs with")
-    print(f"{'':40}outside  second  unexplained  only mild words")
+    print(f"{'':40}outside  second  unexplained  only mild words  not learned")
     for name, case in benign():
         if wanted not in name:
             continue
-        outcomes = []
+        outcomes, refused = [], 0
         for seed in range(seeds):
             learned, live = case(100 * seed, seconds)
-            outcomes.append(compare(learn(learned), live))
+            try:
+                profile = learn(learned)
+            except UsageError:
+                refused += 1
+                continue
+            outcomes.append(compare(profile, live))
         counts = [
             sum(kind in one.first for one in outcomes)
             for kind in ("outside", "second", "unexplained")
         ]
         mild = sum(one.mild and not one.first for one in outcomes)
-        print(f"{name:40}{counts[0]:7}{counts[1]:8}{counts[2]:13}{mild:17}", flush=True)
+        print(f"{name:40}{counts[0]:7}{counts[1]:8}{counts[2]:13}{mild:17}{refused:13}", flush=True)
         costs += [cost for one in outcomes for cost in one.costs_ms]
     return costs
 
@@ -218,7 +238,7 @@ def miners(seeds: int, seconds: float) -> None:
     print(f"{'share, where, name':32}{'outside':>14}{'second':>14}{'unexplained':>14}{'any':>8}")
     profiles = []
     for seed in range(seeds):
-        workload = Workload(seed=100 * seed)
+        workload = sized(100 * seed)
         profiles.append((workload, learn(trained(workload, LEARN_SECONDS, seed))))
     for share in SHARES:
         for own_thread in (True, False):
