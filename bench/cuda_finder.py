@@ -99,8 +99,8 @@ def side_band() -> None:
             share = (time.process_time() - cpu) / wall
             made = processes_made() - made
             print(
-                f"{execs * SECONDS / wall:.0f} execs/s of ours, {made / wall:.0f} processes/s in all: "
-                f"{share:.2%} of a CPU, {looks / wall:.0f} looks/s"
+                f"{execs * SECONDS / wall:.0f} execs/s of ours, {made / wall:.0f} processes/s "
+                f"in all: {share:.2%} of a CPU, {looks / wall:.0f} looks/s"
             )
             poll.close()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from gpuwarden.cuda import mapped_files
+from gpuwarden.cuda.side_band import Heard, SideBand
 from gpuwarden.probes.cuda.functions import SLOTS, WATCHED
 from tests.support.containers import run
 from tests.support.cuda_bed import BUILD_ID, SONAME, Program, Variant, bed, running
@@ -238,6 +240,25 @@ def test_a_file_that_is_written_over_is_looked_at_again(finding: Finder, tmp_pat
 
 def _is_known(finding: Finder, file: Path) -> bool:
     return key_of(file) in finding.libraries._files.book.files
+
+
+def test_what_found_no_room_in_a_ring_is_told_as_lost() -> None:
+    require_root()
+    with SideBand(ring_bytes=mmap.PAGESIZE) as side_band:
+        side_band.hear()
+        for _ in range(100):
+            run("true")
+        assert side_band.hear().lost
+    with finder() as finding:
+        library = bed().copied("libcuda.so.1")
+        band = finding.libraries._side_band
+        assert band is not None
+        with running(library=library) as program:
+            # What it would have told is gone; that something is, is told.
+            heard = band.hear()
+            assert program.pid in [mapped.pid for mapped in heard.mapped]
+            band.hear = lambda: Heard([], [], [], True)  # type: ignore[method-assign]
+            assert finding.library_of(program.pid).key == key_of(library)
 
 
 def test_without_the_kernels_telling_it_is_found_by_rescans() -> None:

@@ -43,6 +43,7 @@ _MISC_BUILD_ID = 1 << 14
 
 RING_BYTES = 64 << 10
 """Of each CPU: some five hundred mappings."""
+RECORD_LIMIT_BYTES = 4096 + 256
 CPU_LIST = "/sys/devices/system/cpu/online"
 CPU_LIMIT = 4096
 
@@ -119,7 +120,8 @@ class SideBand:
         heard = Heard([], [], [], False)
         lost = False
         for ring in self._rings:
-            lost |= parse_records(ring.take(), heard)
+            data, was_full = ring.take()
+            lost |= parse_records(data, heard) | was_full
         return heard._replace(lost=lost)
 
 
@@ -135,10 +137,11 @@ class _Ring:
     def close(self) -> None:
         self._memory.close()
 
-    def take(self) -> bytes:
+    def take(self) -> tuple[bytes, bool]:
+        """What is in it, and whether the largest record may have found no room."""
         head, tail, begin, size = _HEAD.unpack_from(self._memory, _HEAD_AT)
         if head == tail:
-            return b""
+            return b"", False
         _order()
         length = min(head - tail, size)
         at = begin + tail % size
@@ -147,7 +150,8 @@ class _Ring:
             found += self._memory[begin : begin + length - len(found)]
         _order()
         _TAIL.pack_into(self._memory, _TAIL_AT, head)
-        return found
+        # The kernel tells of what it lost with the next record that finds room, if there is one.
+        return found, length > size - RECORD_LIMIT_BYTES
 
 
 def parse_records(data: bytes, heard: Heard) -> bool:
