@@ -24,7 +24,7 @@ from gpuwarden.cuda.launches.spans import AT_LEAST, OF_SPANS, SpanFit, Spans
 from gpuwarden.model import KernelUse, LaunchFit, LaunchWindow
 
 OUTSIDE_LIMIT = 64
-"""Kernels of other modules that are kept apart; how many more there are is said."""
+"""Kernels of other modules that are kept apart; how often more were launched is said."""
 SPANS_KEPT = 12
 TOLD = 8
 SMALL = 0.02
@@ -94,7 +94,7 @@ class Comparison:
         known = self._outside.get(key)
         if known is None:
             if len(self._outside) >= OUTSIDE_LIMIT:
-                self._more_outside += 1
+                self._more_outside += use.launches
                 return
             known = self._outside[key] = _Outside(use, window.from_ns)
         known.launches += use.launches

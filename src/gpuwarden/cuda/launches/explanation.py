@@ -38,6 +38,7 @@ class Facts(NamedTuple):
     profile: LaunchProfile
     outside: tuple[Told, ...]
     more_outside: int
+    """Launches of those that are not listed."""
     second: tuple[Second, ...]
     unexplained: tuple[KernelUse, ...]
     unexplained_since_ns: int | None
@@ -89,9 +90,9 @@ def _outside(facts: Facts) -> Iterator[str]:
         if second is not None:
             line += f", {_rhythm(second)}, out of step with {_step(facts)}"
         yield line + _since(facts, told.first_ns)
-    more = len(facts.outside) - LINES
-    if more > 0 or facts.more_outside:
-        yield f"{max(more, 0) + facts.more_outside} more kernels of such modules"
+    more = sum(told.launches for told in facts.outside[LINES:]) + facts.more_outside
+    if more:
+        yield f"more kernels of such modules are {percent(more / max(1, facts.named))} of launches"
 
 
 def _second(facts: Facts) -> Iterator[str]:
