@@ -35,7 +35,7 @@ DRIVER = "libcuda.so.1"
 APPEAR_SECONDS = 30.0
 SETTLE_SECONDS = 3.0
 WORK_SECONDS = 90.0
-COST_ROUNDS = 5
+COST_ROUNDS = 10
 
 Document = dict[str, Any]
 
