@@ -271,6 +271,16 @@ def test_without_the_kernels_telling_it_is_found_by_rescans() -> None:
 # -------------------------------------------------------------------- layers and containers
 
 
+def test_a_process_that_is_asked_for_is_looked_at_at_once() -> None:
+    require_root()
+    library = bed().copied("libcuda.so.1")
+    with finder(side_band=False) as finding, running(library=library) as program:
+        finding.look([program.pid])
+        assert finding.mapped_by(program.pid) == (key_of(library),)
+        finding.libraries.ended(program.pid)
+        assert (program.pid, start_ticks(program)) not in finding.libraries._mapped()
+
+
 @contextmanager
 def overlays(folder: Path, lower: Path, count: int) -> Iterator[list[Path]]:
     """Mounts of their own that share what is beneath, as those of containers of one image do."""
