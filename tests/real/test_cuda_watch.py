@@ -16,6 +16,7 @@ import pytest
 from tests.support import cuda_modules
 from tests.support.cuda_containers import CudaContainers
 from tests.support.declared_workload import PROFILE, WORKLOAD, DeclaredWorkload
+from tests.support.learned_launches import write_training_loop
 from tests.support.packages import require_root
 from tests.support.probes import ROOT, build
 from tests.support.watching import Watching, watching
@@ -26,7 +27,7 @@ IMAGE = "localhost/gpuwarden-test/training:1"
 JIT = ROOT / "tests/fixtures/jit/triton-sm_80.cubin"
 BOUND_SECONDS = 15.0
 """Far above the two seconds that it takes: machines for tests are busy."""
-OF_CODE = ("module_loaded_hash_like", "module_loaded_unknown", "gpu_module_hash_like")
+OTHER_KERNEL = "block_sum"
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "elementwise": elementwise,
         "miner": cuda_modules.miner(),
         "jit": JIT,
+        "other": cuda_modules.made("reduction"),
     }.items():
         (folder / name).write_bytes(path.read_bytes())
     folder.chmod(0o755)
@@ -227,4 +229,36 @@ def test_containers_with_one_library_are_told_apart(
             for line in (*loads(agent, honest.pid), *loads(agent, miner.pid))
         }
         assert by_container == {honest.identity: {"known"}, miner.identity: {"unknown"}}
+        assert agent.findings(pid=honest.pid) == []
+
+
+def test_kernels_beside_the_launch_profile_are_told(
+    workload: DeclaredWorkload, cuda_engine: CudaContainers, code: Path, tmp_path: Path
+) -> None:
+    build()
+    launches = tmp_path / "loop.launches"
+    write_training_loop(launches, *cuda_modules.training(), workload=WORKLOAD)
+    workload.write_policy(profile=f"    launches: {launches}")
+    arguments = ("--events", "--policy", str(workload.policy))
+    options = ("--volume", f"{code}:/code:ro")
+    rule = "kernels_outside_profile"
+    with (
+        watching(tmp_path, *arguments, program=workload.program) as agent,
+        cuda_engine.running(options=options, image=IMAGE) as honest,
+        cuda_engine.running(options=options, image=IMAGE) as program,
+    ):
+        wait_for_library(agent, cuda_engine)
+        for one in (honest, program):
+            one.do(*TRAINING)
+        program.do("image o heap /code/other", "load cuModuleLoadData p o")
+        program.do(f"function q p {OTHER_KERNEL}")
+        program.tell("sequence 3000 1000 f,h*2,q")
+        honest.do("sequence 3000 1000 f,h*2")
+        agent.wait(lambda: agent.findings(rule, program.pid), rule, BOUND_SECONDS)
+        program.answer()
+        finding = agent.findings(rule, program.pid)[0]
+        assert OTHER_KERNEL in json.dumps(finding["evidence"])
+        told = [line["window"] for line in agent.lines() if line.get("kind") == "launches"]
+        assert sum(window["launches"] for window in told) > 3000
+        time.sleep(2.0)
         assert agent.findings(pid=honest.pid) == []
