@@ -10,7 +10,7 @@ import pytest
 from gpuwarden.probes.cuda import launches
 from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES
 from gpuwarden.probes.cuda.launches import LaunchSettings
-from gpuwarden.probes.cuda.records import SampledLaunch
+from gpuwarden.probes.cuda.records import OTHER_HANDLES, SampledLaunch
 from tests.support.cuda_launching import counted, launch_probe, launching
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built")]
@@ -176,17 +176,22 @@ def test_a_ring_that_fills_is_heard_of_and_can_be_drained() -> None:
         assert len(probe.samples()) == 3210 and probe.dropped == {}
 
 
-def test_processes_without_room_in_a_stretch_are_counted_together() -> None:
-    settings = LaunchSettings(sampled_processes=1)
-    with launch_probe(settings) as probe, launching("a") as (one, _), launching("b") as (two, _):
+def test_each_stretch_has_its_own_bound() -> None:
+    with launch_probe() as probe, launching("a") as (program, _):
+        for _ in range(3):
+            probe.sample(LONG, 30)
+            program.do("launch cuLaunchKernel a 50")
+            assert len(probe.samples()) == 30 and probe.dropped == {program.pid: 20}
+            program.do("launch cuLaunchKernel a 7")
+
+
+def test_handles_without_room_are_told_of_all_the_same() -> None:
+    with launch_probe(LaunchSettings(handles=9)) as probe, launching(*"abc") as (program, handles):
         probe.sample(LONG, MOST)
-        one.do("launch cuLaunchKernel a 3")
-        two.do("launch cuLaunchKernel b 8")
-        assert len(probe.samples()) == 3
-        assert probe.unsampled() == 8
-        probe.sample(LONG, MOST)
-        two.do("launch cuLaunchKernel b 2")
-        assert len(probe.samples()) == 2
+        program.do(*(f"launch cuLaunchKernel {name} 2" for name in "abcabc"))
+        wanted = [handles[name] for name in "aabbccaabbcc"]
+        assert told_of(probe.samples(), program.pid) == wanted
+        assert OTHER_HANDLES in counted(probe.counts(), program.pid)
 
 
 def test_no_more_are_kept_than_is_meant_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,17 @@
-"""Keys, values and records of the launch probe: any bytes give launches or Malformed."""
+"""Slots and records of the launch probe: whatever is in them gives launches."""
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.errors import Malformed
 from gpuwarden.probes.cuda import launch_records as records
+from gpuwarden.probes.cuda.launch_tables import Launches, LaunchingProcesses
 from gpuwarden.probes.cuda.records import OTHER_HANDLES, LaunchCount, SampledLaunch
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -17,52 +19,84 @@ HALVES = st.integers(0, 2**32 - 1)
 TRIPLES = st.tuples(HALVES, HALVES, HALVES)
 
 
-@given(st.lists(st.tuples(NUMBERS, HALVES, NUMBERS, NUMBERS), max_size=20))
-def test_counts_come_as_they_stand(lines: list[tuple[int, int, int, int]]) -> None:
-    keys = b"".join(
-        struct.pack("<QIIQ", start, tgid, 0, handle) for start, tgid, handle, _ in lines
-    )
-    values = b"".join(struct.pack("<Q", launches) for *_, launches in lines)
-    assert list(records.counts(keys, values)) == [
-        LaunchCount(tgid, start, handle, launches) for start, tgid, handle, launches in lines
-    ]
+WORDS = st.lists(NUMBERS, min_size=64, max_size=64)
 
 
-def test_totals_are_lines_of_their_own_where_there_are_any() -> None:
-    keys = struct.pack("<QIIQII", 7, 100, 0, 8, 200, 0)
-    values = struct.pack("<6Q", 3, 0, 5, 1, 9, 5)
-    assert list(records.totals(keys, values)) == [
-        LaunchCount(100, 7, 0, 3),
-        LaunchCount(200, 8, 0, 1),
-        LaunchCount(200, 8, OTHER_HANDLES, 9),
-    ]
-
-
-def test_shares_of_another_stretch_are_none_of_this() -> None:
-    keys = struct.pack("<QIIQIIQII", 7, 100, 4, 7, 100, 3, 9, 100, 4)
-    values = struct.pack("<6Q", 10, 5, 77, 77, 1, 2)
-    assert records.shares(keys, values, 4) == (11, {100: 7})
-
-
-@given(st.binary(max_size=200), st.binary(max_size=200))
-def test_any_bytes_of_a_map_give_launches_or_malformed(keys: bytes, values: bytes) -> None:
-    for parse in (records.counts, records.totals):
-        try:
-            assert all(isinstance(one, LaunchCount) for one in parse(keys, values))
-        except Malformed:
-            pass
+@contextmanager
+def memory(words: list[int]) -> Iterator[int]:
+    """A descriptor of memory with these words, as a map's would be."""
+    descriptor = os.memfd_create("table")
     try:
-        told, dropped = records.shares(keys, values, 1)
-        assert told >= 0 and all(dropped.values())
-    except Malformed:
-        pass
+        os.write(descriptor, struct.pack(f"<{len(words)}Q", *words))
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def test_values_that_are_too_few_are_malformed() -> None:
-    with pytest.raises(Malformed):
-        list(records.counts(bytes(48), bytes(8)))
-    with pytest.raises(Malformed):
-        list(records.counts(bytes(47), bytes(8)))
+def owner(pid: int, number: int) -> int:
+    return number << 32 | pid
+
+
+def test_slots_give_counts_and_two_of_one_handle_are_added() -> None:
+    free = [0, 0, 0, 0]
+    slots = [7, 0xF0, 3, owner(100, 1), *free, 7, 0xF1, 1, owner(100, 1), 7, 0xF0, 2, owner(100, 2)]
+    with memory(slots) as descriptor, closing(Launches(descriptor, 4)) as table:
+        table.look(3)
+        assert table.counts() == [LaunchCount(100, 7, 0xF0, 5), LaunchCount(100, 7, 0xF1, 1)]
+
+
+def test_slots_are_looked_for_when_some_were_taken_since() -> None:
+    slots = [0, 0, 0, 0, 7, 0xF1, 1, owner(100, 1)]
+    with memory(slots) as descriptor, closing(Launches(descriptor, 2)) as table:
+        table.look(0)
+        assert table.counts() == []
+        table.look(1)
+        assert table.counts() == [LaunchCount(100, 7, 0xF1, 1)]
+        os.pwrite(descriptor, struct.pack("<4Q", 8, 0xF2, 4, owner(200, 1)), 0)
+        table.look(1)
+        assert len(table.counts()) == 1
+        table.look(2)
+        assert len(table.counts()) == 2
+
+
+def test_the_slots_of_who_has_ended_are_freed_and_no_others() -> None:
+    slots = [7, 0xF0, 3, owner(100, 1), 8, 0xF0, 2, owner(100, 2), 7, 0xF1, 1, owner(100, 1)]
+    with memory(slots) as descriptor, closing(Launches(descriptor, 3)) as table:
+        table.look(3)
+        table.free({(100, 7), (9, 9)})
+        assert table.freed == 2
+        assert table.counts() == [LaunchCount(100, 8, 0xF0, 2)]
+        left = struct.unpack("<12Q", os.pread(descriptor, 96, 0))
+        assert left == (0, 0, 0, 0, 8, 0xF0, 2, owner(100, 2), 0, 0, 0, 0)
+
+
+def test_processes_have_lines_of_their_own_where_there_is_something_to_say() -> None:
+    slots = [7, owner(100, 5), 3, 0, 1, 0, 0, 0, 8, owner(200, 5), 1, 9, 5, 30, 40, 10]
+    with memory(slots) as descriptor, closing(LaunchingProcesses(descriptor, 2)) as table:
+        table.look(2)
+        assert list(table.counts()) == [
+            LaunchCount(100, 7, 0, 3),
+            LaunchCount(200, 8, 0, 1),
+            LaunchCount(200, 8, OTHER_HANDLES, 9),
+        ]
+        assert table.told() == 20 and table.untold() == {(100, 7): 0, (200, 8): 40}
+        table.begin_stretch()
+        assert table.told() == 0
+
+
+@given(WORDS)
+def test_any_words_give_launches(words: list[int]) -> None:
+    with memory(words) as descriptor:
+        with closing(Launches(descriptor, 16)) as launches:
+            launches.look(1)
+            assert all(0 <= one.pid < 1 << 32 for one in launches.counts())
+        with closing(LaunchingProcesses(descriptor, 8)) as processes:
+            processes.look(1)
+            assert len(list(processes.counts())) <= 16
+            processes.begin_stretch()
+            assert processes.told() == 0
+            processes.free(set(processes.untold()))
+            assert list(processes.counts()) == []
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS, HALVES, HALVES, TRIPLES, TRIPLES)))

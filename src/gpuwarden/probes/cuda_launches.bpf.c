@@ -7,9 +7,9 @@
  *   launch_by_config   cuLaunchKernelEx: (configuration, function)
  *   launch_graph       cuGraphLaunch: (graph, stream)
  *
- * A workload pays for this at every launch: one look-up in a hash table, one addition. What does
- * not fit a table is counted in another place, down to one number for the whole machine; no launch
- * of a probed library is lost.
+ * A workload pays for this at every launch, so that what is done for one is a look at a table and
+ * an addition. What finds no room in a table is counted in another place, down to one number for
+ * the whole machine: no launch of a probed library is lost.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -17,6 +17,7 @@
 #include <bpf/bpf_core_read.h>
 #include "kernel_types.h"
 #include "entry.h"
+#include "slots.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -26,41 +27,42 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Of how many samples of a process one looks whether the ring is getting full; a power of two. */
 #define LOOK_EVERY 256
 
-/* Reasons a launch is in no process's count; counters of the whole machine. */
-#define COUNT_HANDLES 0    /* handles taken up so far */
-#define COUNT_UNCOUNTED 1  /* launches of processes that found no room */
-#define COUNT_UNSAMPLED 2  /* launches of a stretch that found no room for their process */
+#define COUNT_HANDLES 0   /* handles taken up so far */
+#define COUNT_PROCESSES 1 /* the same of processes */
+#define COUNT_UNCOUNTED 2 /* launches of processes that found no room */
 #define COUNTERS 3
 
-struct launch_process {
+struct launch_slot {
 	__u64 start_ns;
-	__u32 tgid;
-	__u32 stretch; /* of shares; 0 elsewhere */
-};
-
-struct launch_key {
-	struct launch_process process;
 	__u64 handle;
+	__u64 launches;
+	__u64 owner; /* thread group; above it the number of its slot among the processes */
 };
 
-struct launch_totals {
+struct launching_process {
+	__u64 start_ns;
+	__u64 owner; /* thread group; above it a part of its start time */
 	__u64 graphs;
 	__u64 others; /* launches by handles that found no room */
 	__u64 handles;
-};
-
-struct sample_share {
-	__u64 taken;
-	__u64 dropped;
+	__u64 told;
+	__u64 untold;
+	__u64 told_before; /* this stretch; the reader's own */
 };
 
 struct launch_settings {
+	__u64 seed;
 	__u64 until_ns; /* boot clock */
-	__u64 handles_limit;
-	__u64 handles_freed;
+	__u64 most_of_one_process;
 	__u64 ring_half_bytes;
+	__u64 handles_freed;
+	__u64 processes_freed;
+	__u32 handles_limit;
+	__u32 handles_mask;
+	__u32 processes_limit;
+	__u32 processes_mask;
 	__u32 stretch; /* 0: none is open */
-	__u32 most_of_one_process;
+	__u32 reserved;
 };
 
 struct launch_sample {
@@ -90,25 +92,20 @@ enum kind {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1 << 16);
-	__type(key, struct launch_key);
-	__type(value, __u64);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 17);
+	__type(key, __u32);
+	__type(value, struct launch_slot);
 } launches SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1 << 13);
-	__type(key, struct launch_process);
-	__type(value, struct launch_totals);
-} totals SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1 << 12);
-	__type(key, struct launch_process);
-	__type(value, struct sample_share);
-} shares SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 14);
+	__type(key, __u32);
+	__type(value, struct launching_process);
+} processes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -129,13 +126,6 @@ struct {
 	__uint(max_entries, 1 << 22);
 } samples SEC(".maps");
 
-static __always_inline struct launch_settings *settings(void)
-{
-	__u32 first = 0;
-
-	return bpf_map_lookup_elem(&settings_map, &first);
-}
-
 static __always_inline void increment(__u32 counter)
 {
 	__u64 *value = bpf_map_lookup_elem(&counters, &counter);
@@ -144,61 +134,136 @@ static __always_inline void increment(__u32 counter)
 		__sync_fetch_and_add(value, 1);
 }
 
-static __always_inline struct launch_totals *totals_of(struct launch_process *process)
+static __always_inline __u64 used(__u32 counter, __u64 freed)
 {
-	struct launch_totals *found = bpf_map_lookup_elem(&totals, process);
+	__u64 *value = bpf_map_lookup_elem(&counters, &counter);
 
-	if (!found) {
-		struct launch_totals none = {};
+	return value ? *value - freed : -1;
+}
 
-		bpf_map_update_elem(&totals, process, &none, BPF_NOEXIST);
-		found = bpf_map_lookup_elem(&totals, process);
-		if (!found)
-			increment(COUNT_UNCOUNTED);
+/* The number of a process's slot, from 1; 0 if it has none and finds none. */
+static __noinline __u32 number_of(__u64 start_ns, __u32 tgid, struct launch_settings *set)
+{
+	__u64 owner = (start_ns >> 8 | 1) << 32 | tgid;
+	__u64 hash;
+
+	if (!set)
+		return 0;
+	hash = spread(start_ns, tgid, set->seed);
+	for (__u32 turn = 0; turn < PROBES; turn++) {
+		__u32 index = slot_index(hash, turn, set->processes_mask);
+		struct launching_process *process = bpf_map_lookup_elem(&processes, &index);
+
+		if (process && process->owner == owner && process->start_ns == start_ns)
+			return index + 1;
 	}
-	return found;
+	if (used(COUNT_PROCESSES, set->processes_freed) >= set->processes_limit)
+		return 0;
+	for (__u32 turn = 0; turn < PROBES; turn++) {
+		__u32 index = slot_index(hash, turn, set->processes_mask);
+		struct launching_process *process = bpf_map_lookup_elem(&processes, &index);
+
+		if (!process)
+			continue;
+		if (!process->owner && take(&process->owner, owner)) {
+			WRITTEN_FIRST();
+			process->start_ns = start_ns;
+			increment(COUNT_PROCESSES);
+			return index + 1;
+		}
+		/* Another thread of it was first. */
+		if (process->owner == owner)
+			return index + 1;
+	}
+	return 0;
+}
+
+static __always_inline struct launching_process *process_of(__u32 number)
+{
+	__u32 index = number - 1;
+
+	return bpf_map_lookup_elem(&processes, &index);
 }
 
 /*
  * Whether a process may take up one more handle. The more of them are in use, the fewer may one
  * process have: a process that makes them up cannot take the room of the others.
  */
-static __always_inline bool has_room(struct launch_totals *process, struct launch_settings *set)
+static __always_inline bool has_room(struct launching_process *process, struct launch_settings *set)
 {
-	__u32 which = COUNT_HANDLES;
-	__u64 *taken = bpf_map_lookup_elem(&counters, &which);
-	__u64 used;
+	__u64 taken = used(COUNT_HANDLES, set->handles_freed);
 
-	if (!taken)
-		return false;
-	used = *taken - set->handles_freed;
-	return used < set->handles_limit &&
-	       process->handles * SHARE_OF_FREE < set->handles_limit - used;
+	return taken < set->handles_limit &&
+	       process->handles * SHARE_OF_FREE < set->handles_limit - taken;
 }
 
-/* The first launch of a handle, or one of a handle that finds no room. */
-static __noinline int count_first(struct launch_key *key, struct launch_settings *set)
+/* The first launch of a handle, or one of a handle that finds no room; the process's number. */
+static __noinline __u32 count_first(__u64 handle, __u64 start_ns, __u32 tgid,
+				    struct launch_settings *set)
 {
-	struct launch_totals *process = totals_of(&key->process);
-	__u64 one = 1, *count;
+	struct launching_process *process;
+	__u32 number;
+	__u64 hash;
 
-	if (!process)
+	if (!set)
 		return 0;
-	if (key->handle && has_room(process, set)) {
-		if (!bpf_map_update_elem(&launches, key, &one, BPF_NOEXIST)) {
-			__sync_fetch_and_add(&process->handles, 1);
-			increment(COUNT_HANDLES);
-			return 0;
-		}
-		/* Another thread was first, or there is no room after all. */
-		count = bpf_map_lookup_elem(&launches, key);
-		if (count) {
-			__sync_fetch_and_add(count, 1);
-			return 0;
-		}
+	number = number_of(start_ns, tgid, set);
+	process = process_of(number);
+	if (!process) {
+		increment(COUNT_UNCOUNTED);
+		return 0;
+	}
+	hash = spread(handle, start_ns, set->seed);
+	for (__u32 turn = 0; turn < PROBES; turn++) {
+		__u32 index = slot_index(hash, turn, set->handles_mask);
+		struct launch_slot *slot = bpf_map_lookup_elem(&launches, &index);
+
+		/* A call with no function fails, and 0 stands for a graph. */
+		if (!slot || !handle || !has_room(process, set))
+			break;
+		if (slot->owner || !take(&slot->owner, (__u64)number << 32 | tgid))
+			continue;
+		slot->handle = handle;
+		slot->launches = 1;
+		WRITTEN_FIRST();
+		slot->start_ns = start_ns;
+		__sync_fetch_and_add(&process->handles, 1);
+		increment(COUNT_HANDLES);
+		return number;
 	}
 	__sync_fetch_and_add(&process->others, 1);
-	return 0;
+	return number;
+}
+
+/* Counts a launch; the number of its process. */
+static __always_inline __u32 count(__u64 handle, __u64 start_ns, __u32 tgid,
+				   struct launch_settings *set)
+{
+	__u64 hash = spread(handle, start_ns, set->seed);
+
+	for (__u32 turn = 0; turn < PROBES; turn++) {
+		__u32 index = slot_index(hash, turn, set->handles_mask);
+		struct launch_slot *slot = bpf_map_lookup_elem(&launches, &index);
+
+		if (slot && slot->start_ns == start_ns && slot->handle == handle &&
+		    (__u32)slot->owner == tgid) {
+			__sync_fetch_and_add(&slot->launches, 1);
+			return slot->owner >> 32;
+		}
+	}
+	return count_first(handle, start_ns, tgid, set);
+}
+
+static __always_inline __u32 count_graph(__u64 start_ns, __u32 tgid, struct launch_settings *set)
+{
+	__u32 number = number_of(start_ns, tgid, set);
+	struct launching_process *process = process_of(number);
+
+	if (process)
+		__sync_fetch_and_add(&process->graphs, 1);
+	else
+		increment(COUNT_UNCOUNTED);
+	return number;
 }
 
 static __always_inline void read_by_arguments(struct launch_sample *sample, struct pt_regs *context)
@@ -232,101 +297,75 @@ static __always_inline void read_configuration(struct launch_sample *sample, voi
 	sample->stream = configuration.stream;
 }
 
-/* The first launch of a process in a stretch. */
-static __noinline int open_share(struct launch_sample *sample, struct launch_settings *set)
-{
-	struct launch_process process = {};
-	struct sample_share none = {};
-
-	if (!sample || !set)
-		return 0;
-	process.start_ns = sample->start_ns;
-	process.tgid = sample->tgid;
-	process.stretch = set->stretch;
-	bpf_map_update_elem(&shares, &process, &none, BPF_NOEXIST);
-	return 0;
-}
-
 /* The reader comes at the stretch's end; before it only where a ring is half full already. */
-static __always_inline __u64 wake_up(struct sample_share *share, struct launch_settings *set)
+static __always_inline __u64 wake_up(struct launching_process *process, struct launch_settings *set)
 {
-	if (share->taken & (LOOK_EVERY - 1) ||
+	if (process->told & (LOOK_EVERY - 1) ||
 	    bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) < set->ring_half_bytes)
 		return BPF_RB_NO_WAKEUP;
 	return BPF_RB_FORCE_WAKEUP;
 }
 
-/* A launch while a stretch is open. */
-static __always_inline void sample_launch(struct launch_process *process, __u32 thread,
-					  struct launch_settings *set, __u64 handle,
-					  struct pt_regs *context, enum kind kind)
+/* It has the sample for its argument so that the object describes what one looks like. */
+static __noinline int leave_untold(struct launch_sample *sample, struct launching_process *process)
 {
-	struct launch_sample sample = {
-		.time_ns = bpf_ktime_get_boot_ns(),
-		.start_ns = process->start_ns,
-		.handle = handle,
-		.tgid = process->tgid,
-		.pid = thread,
-	};
-	struct sample_share *share;
+	if (sample && process)
+		__sync_fetch_and_add(&process->untold, 1);
+	return 0;
+}
 
-	if (sample.time_ns >= set->until_ns)
+/* A launch while a stretch is open. */
+static __always_inline void sample_launch(struct launch_sample *sample, __u32 number,
+					  struct launch_settings *set, struct pt_regs *context,
+					  enum kind kind)
+{
+	struct launching_process *process;
+
+	sample->time_ns = bpf_ktime_get_boot_ns();
+	if (sample->time_ns >= set->until_ns)
 		return;
-	process->stretch = set->stretch;
-	share = bpf_map_lookup_elem(&shares, process);
-	if (!share) {
-		open_share(&sample, set);
-		share = bpf_map_lookup_elem(&shares, process);
-		if (!share) {
-			increment(COUNT_UNSAMPLED);
-			return;
-		}
+	process = process_of(number);
+	if (!process)
+		return;
+	if (process->told - process->told_before >= set->most_of_one_process ||
+	    (!sample->handle && kind != GRAPH)) {
+		leave_untold(sample, process);
+		return;
 	}
-	/* A call with no function fails, and 0 stands for a graph. */
-	if (share->taken >= set->most_of_one_process || (!handle && kind != GRAPH))
-		goto dropped;
 	if (kind == BY_ARGUMENTS)
-		read_by_arguments(&sample, context);
+		read_by_arguments(sample, context);
 	else if (kind == BY_CONFIGURATION)
-		read_configuration(&sample, (void *)ENTRY_1(context));
+		read_configuration(sample, (void *)ENTRY_1(context));
 	else
-		sample.stream = ENTRY_2(context);
-	if (bpf_ringbuf_output(&samples, &sample, sizeof(sample), wake_up(share, set)))
-		goto dropped;
-	__sync_fetch_and_add(&share->taken, 1);
-	return;
-dropped:
-	__sync_fetch_and_add(&share->dropped, 1);
+		sample->stream = ENTRY_2(context);
+	if (bpf_ringbuf_output(&samples, sample, sizeof(*sample), wake_up(process, set)))
+		leave_untold(sample, process);
+	else
+		__sync_fetch_and_add(&process->told, 1);
 }
 
 static __always_inline int launched(__u64 handle, struct pt_regs *context, enum kind kind)
 {
 	/* Followed as a pointer of a known type: no helper is called for what is behind it. */
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct launch_settings *set = settings();
-	struct launch_key key = {
-		.handle = handle,
-		.process.start_ns = task->group_leader->start_boottime,
-		.process.tgid = task->tgid,
-	};
-	struct launch_totals *process;
-	__u64 *count;
+	__u64 start_ns = task->group_leader->start_boottime;
+	__u32 tgid = task->tgid, first = 0, number;
+	struct launch_settings *set = bpf_map_lookup_elem(&settings_map, &first);
 
 	if (!set)
 		return 0;
-	if (kind == GRAPH) {
-		process = totals_of(&key.process);
-		if (process)
-			__sync_fetch_and_add(&process->graphs, 1);
-	} else {
-		count = bpf_map_lookup_elem(&launches, &key);
-		if (count)
-			__sync_fetch_and_add(count, 1);
-		else
-			count_first(&key, set);
+	number = kind == GRAPH ? count_graph(start_ns, tgid, set) :
+				 count(handle, start_ns, tgid, set);
+	if (set->stretch) {
+		struct launch_sample sample = {
+			.start_ns = start_ns,
+			.handle = handle,
+			.tgid = tgid,
+			.pid = task->pid,
+		};
+
+		sample_launch(&sample, number, set, context, kind);
 	}
-	if (set->stretch)
-		sample_launch(&key.process, task->pid, set, handle, context, kind);
 	return 0;
 }
 

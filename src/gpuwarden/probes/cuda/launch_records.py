@@ -1,26 +1,37 @@
-"""The byte layouts of cuda_launches.bpf.c, and what stands in its maps and its ring, decoded."""
+"""The byte layouts of cuda_launches.bpf.c, and the samples in its ring, decoded."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from gpuwarden.errors import Malformed
 from gpuwarden.probes import layouts
-from gpuwarden.probes.cuda.records import OTHER_HANDLES, LaunchCount, SampledLaunch
+from gpuwarden.probes.cuda.records import SampledLaunch
 
 LAYOUTS: layouts.Layouts = {
-    "launch_process": (("start_ns", "Q"), ("tgid", "I"), ("stretch", "I")),
-    "launch_key": (("process", "launch_process"), ("handle", "Q")),
-    "launch_totals": (("graphs", "Q"), ("others", "Q"), ("handles", "Q")),
-    "sample_share": (("taken", "Q"), ("dropped", "Q")),
+    "launch_slot": (("start_ns", "Q"), ("handle", "Q"), ("launches", "Q"), ("owner", "Q")),
+    "launching_process": (
+        ("start_ns", "Q"),
+        ("owner", "Q"),
+        ("graphs", "Q"),
+        ("others", "Q"),
+        ("handles", "Q"),
+        ("told", "Q"),
+        ("untold", "Q"),
+        ("told_before", "Q"),
+    ),
     "launch_settings": (
+        ("seed", "Q"),
         ("until_ns", "Q"),
-        ("handles_limit", "Q"),
-        ("handles_freed", "Q"),
+        ("most_of_one_process", "Q"),
         ("ring_half_bytes", "Q"),
+        ("handles_freed", "Q"),
+        ("processes_freed", "Q"),
+        ("handles_limit", "I"),
+        ("handles_mask", "I"),
+        ("processes_limit", "I"),
+        ("processes_mask", "I"),
         ("stretch", "I"),
-        ("most_of_one_process", "I"),
+        ("reserved", "I"),
     ),
     "launch_sample": (
         ("time_ns", "Q"),
@@ -34,55 +45,12 @@ LAYOUTS: layouts.Layouts = {
     ),
 }
 
-PROCESS = layouts.packed("launch_process", among=LAYOUTS)
-KEY = layouts.packed("launch_key", among=LAYOUTS)
-TOTALS = layouts.packed("launch_totals", among=LAYOUTS)
-SHARE = layouts.packed("sample_share", among=LAYOUTS)
 SETTINGS = layouts.packed("launch_settings", among=LAYOUTS)
 SAMPLE = layouts.packed("launch_sample", among=LAYOUTS)
-_PID_AT = layouts.offset("launch_sample", "tgid", among=LAYOUTS)
-COUNT = struct.Struct("<Q")
-COUNTERS = ("handles", "uncounted", "unsampled")
+COUNTER_BYTES = 8
+COUNTERS = ("handles", "processes", "uncounted")
 """By their numbers in the kernel."""
-
-
-def counts(keys: bytes, values: bytes) -> Iterator[LaunchCount]:
-    """The launches by handle, of keys and values as a map gives them. Errors: Malformed."""
-    _check_pair(keys, KEY.size, values, COUNT.size)
-    for (start_ns, tgid, _, handle), (launches,) in zip(
-        KEY.iter_unpack(keys), COUNT.iter_unpack(values), strict=True
-    ):
-        yield LaunchCount(tgid, start_ns, handle, launches)
-
-
-def totals(keys: bytes, values: bytes) -> Iterator[LaunchCount]:
-    """The launches of each process that are no handle's: graphs, then others. Errors: Malformed."""
-    _check_pair(keys, PROCESS.size, values, TOTALS.size)
-    for (start_ns, tgid, _), (graphs, others, _) in zip(
-        PROCESS.iter_unpack(keys), TOTALS.iter_unpack(values), strict=True
-    ):
-        if graphs:
-            yield LaunchCount(tgid, start_ns, 0, graphs)
-        if others:
-            yield LaunchCount(tgid, start_ns, OTHER_HANDLES, others)
-
-
-def shares(keys: bytes, values: bytes, stretch: int) -> tuple[int, dict[int, int]]:
-    """Of a stretch: the launches that were told of, and by pid those that were not.
-
-    Errors: Malformed.
-    """
-    _check_pair(keys, PROCESS.size, values, SHARE.size)
-    told = 0
-    dropped: dict[int, int] = {}
-    for (_, tgid, number), (taken, more) in zip(
-        PROCESS.iter_unpack(keys), SHARE.iter_unpack(values), strict=True
-    ):
-        if number == stretch:
-            told += taken
-            if more:
-                dropped[tgid] = dropped.get(tgid, 0) + more
-    return told, dropped
+_PID_AT = layouts.offset("launch_sample", "tgid", among=LAYOUTS)
 
 
 def samples(records: Iterable[bytes]) -> tuple[list[SampledLaunch], int]:
@@ -107,8 +75,3 @@ def samples(records: Iterable[bytes]) -> tuple[list[SampledLaunch], int]:
 def pid_of(record: bytes) -> int:
     """Whose sample a record of the ring is."""
     return int.from_bytes(record[_PID_AT : _PID_AT + 4], "little")
-
-
-def _check_pair(keys: bytes, key_bytes: int, values: bytes, value_bytes: int) -> None:
-    if len(keys) % key_bytes or len(values) != len(keys) // key_bytes * value_bytes:
-        raise Malformed(f"{len(keys)} bytes of keys and {len(values)} of values in a map")

@@ -15,6 +15,7 @@ from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import launch_records as records
 from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES
+from gpuwarden.probes.cuda.launch_tables import Launches, LaunchingProcesses, Process
 from gpuwarden.probes.cuda.library import EntryPoint, FoundLibrary, LibraryKey
 from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
 from gpuwarden.probes.cuda.records import AttachedLibrary, LaunchCount, SampledLaunch
@@ -29,8 +30,6 @@ _SETTLE_TRIES, _SETTLE_SECONDS = 20, 0.0005
 KEPT_LIMIT = 1 << 18
 """Samples of one stretch that are kept until they are asked for; a drained ring takes on more."""
 
-_Process = tuple[int, int]
-
 
 class LaunchSettings(Struct, frozen=True, kw_only=True):
     """How much room there is; what finds none is counted all the same, less finely."""
@@ -38,8 +37,13 @@ class LaunchSettings(Struct, frozen=True, kw_only=True):
     handles: int = 1 << 16
     """Of all processes together; one process gets at most a ninth of them."""
     processes: int = 1 << 13
-    sampled_processes: int = 1 << 12
     ring_bytes: int = 1 << 22
+    """A power of two."""
+
+
+def _slots(most: int) -> int:
+    """Of a table for ``most`` things: half of it stays free, so that all of them find a place."""
+    return 1 << (2 * most - 1).bit_length()
 
 
 class _Stretch(Struct, frozen=True):
@@ -68,10 +72,12 @@ class LaunchProbe:
         self._stack = ExitStack()
         self._object: ProbeObject | None = None
         self._attached: dict[LibraryKey, tuple[AttachedLibrary, list[uprobes.Link]]] = {}
-        self._forgotten: set[_Process] = set()
-        self._freed = 0
+        self._forgotten: set[Process] = set()
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        """So that no process can know which slots another one's handles come to."""
         self._stretch = _Stretch()
         self._stretches = 0
+        self._untold_before: dict[Process, int] = {}
         self._records: list[bytes] = []
         self._not_kept: dict[int, int] = {}
         self._callback = RING_CALLBACK(self._take)
@@ -93,13 +99,18 @@ class LaunchProbe:
                 among=records.LAYOUTS,
                 programs=PROGRAMS,
                 sizes={
-                    "launches": settings.handles,
-                    "totals": settings.processes,
-                    "shares": settings.sampled_processes,
+                    "launches": _slots(settings.handles),
+                    "processes": _slots(settings.processes),
                     "samples": settings.ring_bytes,
                 },
             )
             self._object = loaded
+            self._launches = Launches(loaded.map("launches"), _slots(settings.handles))
+            stack.callback(self._launches.close)
+            self._processes = LaunchingProcesses(
+                loaded.map("processes"), _slots(settings.processes)
+            )
+            stack.callback(self._processes.close)
             self._write_settings()
             ring = loaded.map("samples")
             self._ring = bpf.pointer("ring_buffer__new", ring, self._callback, None, None)
@@ -184,36 +195,17 @@ class LaunchProbe:
 
         Errors: OSError, Unavailable.
         """
-        loaded = self._loaded
-        keys, values = loaded.entries("launches", records.KEY.size, records.COUNT.size)
-        found = list(records.counts(keys, values))
-        processes, totals = loaded.entries("totals", records.PROCESS.size, records.TOTALS.size)
-        found += records.totals(processes, totals)
+        self._look()
         if self._forgotten:
-            found = self._buried(found, processes)
-        return found
+            self._launches.free(self._forgotten)
+            self._processes.free(self._forgotten)
+            self._forgotten = set()
+            self._write_settings()
+        return [*self._launches.counts(), *self._processes.counts()]
 
-    def _buried(self, found: list[LaunchCount], processes: bytes) -> list[LaunchCount]:
-        """Removes the entries of processes that were forgotten."""
-        loaded, gone = self._loaded, self._forgotten
-        left: list[LaunchCount] = []
-        handles: list[bytes] = []
-        for one in found:
-            if (one.pid, one.start_time_ns) not in gone:
-                left.append(one)
-            elif one.handle > 0:
-                handles.append(records.KEY.pack(one.start_time_ns, one.pid, 0, one.handle))
-        dead = [
-            records.PROCESS.pack(start_ns, pid, 0)
-            for start_ns, pid, _ in records.PROCESS.iter_unpack(processes)
-            if (pid, start_ns) in gone
-        ]
-        loaded.delete_all("launches", b"".join(handles), records.KEY.size)
-        loaded.delete_all("totals", b"".join(dead), records.PROCESS.size)
-        self._freed += len(handles)
-        self._write_settings()
-        self._forgotten = set()
-        return left
+    def _look(self) -> None:
+        self._launches.look(self._counter("handles"))
+        self._processes.look(self._counter("processes"))
 
     def forget(self, pid: int, start_time_ns: int) -> None:
         """A process has ended: its counts go, when ``counts`` comes by them next."""
@@ -223,13 +215,9 @@ class LaunchProbe:
         """Launches of processes for which there was no room: they are in no count."""
         return self._counter("uncounted")
 
-    def unsampled(self) -> int:
-        """Launches in stretches that are not even among the dropped of their process."""
-        return self._counter("unsampled")
-
     def _counter(self, name: str) -> int:
         index = records.COUNTERS.index(name).to_bytes(4, "little")
-        value = self._loaded.get("counters", index, records.COUNT.size)
+        value = self._loaded.get("counters", index, records.COUNTER_BYTES)
         return 0 if value is None else int.from_bytes(value, "little")
 
     # ---------------------------------------------------------------- samples
@@ -242,6 +230,9 @@ class LaunchProbe:
         self._close_stretch()
         self._discard()
         self._stretches += 1
+        self._look()
+        self._processes.begin_stretch()
+        self._untold_before = self._processes.untold()
         until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(seconds * _NANOSECONDS)
         self._stretch = _Stretch(self._stretches, until_ns, most_of_one_process)
         self._write_settings()
@@ -272,17 +263,18 @@ class LaunchProbe:
 
     def _close_stretch(self) -> tuple[int, dict[int, int]]:
         """How many launches were told of; by pid, how many were not."""
-        loaded, number = self._loaded, self._stretch.number
-        if not number:
+        if not self._stretch.number:
             return 0, {}
         self._stretch = _Stretch()
         self._write_settings()
         time.sleep(_SETTLE_SECONDS)  # launches that saw it open are told of by then
-        keys, values = loaded.entries("shares", records.PROCESS.size, records.SHARE.size)
-        loaded.delete_all("shares", keys, records.PROCESS.size)
-        told, dropped = records.shares(keys, values, number)
+        self._look()
+        dropped: dict[int, int] = {}
+        for (pid, start_ns), untold in self._processes.untold().items():
+            if launches := untold - self._untold_before.get((pid, start_ns), 0):
+                dropped[pid] = dropped.get(pid, 0) + launches
         self.drain()
-        return told, dropped
+        return self._processes.told(), dropped
 
     def _take(self, _: int | None, data: int, length: int) -> int:
         record = ctypes.string_at(data, length)
@@ -294,14 +286,20 @@ class LaunchProbe:
         return 0
 
     def _write_settings(self) -> None:
-        stretch, ring = self._stretch, self.settings.ring_bytes
+        stretch, settings = self._stretch, self.settings
         value = records.SETTINGS.pack(
+            self._seed,
             stretch.until_ns,
-            self.settings.handles,
-            self._freed,
-            ring // 2,
-            stretch.number,
             stretch.most_of_one_process,
+            settings.ring_bytes // 2,
+            self._launches.freed,
+            self._processes.freed,
+            settings.handles,
+            _slots(settings.handles) - 1,
+            settings.processes,
+            _slots(settings.processes) - 1,
+            stretch.number,
+            0,
         )
         self._loaded.put("settings_map", _FIRST, value)
 
