@@ -3,7 +3,7 @@
 #   make scan     scan this machine, then a recorded node with a miner on it
 #   make test     run all tests (ARGS="-k slurm" for some)
 
-.PHONY: scan test test-guest test-corpus baselines classifier fuzz probes check schema lock bench clean
+.PHONY: scan test test-guest test-corpus test-libcuda baselines classifier fuzz probes check schema lock bench clean
 .NOTPARALLEL:
 
 scan:
@@ -29,6 +29,12 @@ test-corpus:
 	@scripts/setup test
 	@.venv/bin/python -m pytest -q tests/corpus $(ARGS); status=$$?; \
 		cat build/corpus/report.txt; exit $$status
+
+# The finder and the probes on NVIDIA's real driver library, which loads without a GPU: it comes from
+# the non-free component of the machine's Debian mirror, so not part of `test`.
+test-libcuda:
+	@scripts/setup test
+	@.venv/bin/python -m pytest -q tests/libcuda $(ARGS)
 
 # The starter baseline that ships, of the wheels in scripts/baseline_packages.txt: 22 GB of downloads,
 # twenty minutes on two idle cores.

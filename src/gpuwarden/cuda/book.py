@@ -134,7 +134,7 @@ class CudaBook:
         used = self._of(key)
         used.identity = message.process
         used.load_count += 1
-        if load.missed and not load.result:
+        if _missed_of(load) and not load.result:
             self._missed(used, load, 1)
         for module in load.modules:
             if module.digest not in used.modules and len(used.modules) < MODULES_LIMIT:
@@ -149,14 +149,14 @@ class CudaBook:
         used = self._used.get(key)
         load = used.loads.get(message.number) if used is not None else None
         if used is not None and load is not None:
-            if message.result and load.missed and not load.result:
+            if message.result and _missed_of(load) and not load.result:
                 # The driver did not take it: what it was does not matter.
                 self._missed(used, load, -1)
             used.loads[message.number] = replace(load, handle=message.handle, result=message.result)
         return None
 
     def _missed(self, used: Used, load: ModuleLoad, count: int) -> None:
-        reason = load.missed[:REASON_LIMIT]
+        reason = _missed_of(load)[:REASON_LIMIT]
         if reason not in used.missed and len(used.missed) >= REASONS_LIMIT:
             reason = OTHER
         used.missed[reason] = used.missed.get(reason, 0) + count
@@ -274,6 +274,11 @@ class CudaBook:
 
     def forget(self, key: Key) -> None:
         self._used.pop(key, None)
+
+
+def _missed_of(load: ModuleLoad) -> str:
+    """Why it is not known what a load was: bytes are missing, or nothing was found in them."""
+    return load.missed or ("" if load.modules else "; ".join(load.problems))
 
 
 def _most(kernels: dict[tuple[str, str], int]) -> Iterable[KernelUse]:

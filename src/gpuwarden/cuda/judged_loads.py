@@ -176,6 +176,7 @@ def _gpu_module(
         reasons=module.reasons,
         consistent_with=module.consistent_with,
         broken=module.broken,
+        not_compared=standing.not_compared,
         loaded_at_ns=load.at_ns,
         loaded_by=load.function,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def _fact(
         at_ns=load.at_ns,
         thread_id=load.thread_id,
         function=load.function,
-        path=load.path,
+        path=_text(load.path),
         image_bytes=load.image_bytes,
         captured_bytes=load.captured_bytes,
         missed=load.missed,
@@ -103,3 +104,8 @@ def _fact(
         modules=modules,
         problems=problems,
     )
+
+
+def _text(path: str | None) -> str | None:
+    """A path that no message can hold is escaped."""
+    return None if path is None else os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -51,6 +51,8 @@ class GpuModule(Fact, frozen=True, kw_only=True):
     """Why it could not be read to its end."""
     loaded_at_ns: int | None = None
     """When it was seen being loaded; None: it was found by looking at the process."""
+    not_compared: str = ""
+    """Why its profile's baselines could not be asked."""
     loaded_by: str = ""
     """The driver's function that was called for it."""
 

@@ -42,7 +42,9 @@ def module_loaded_hash_like(node: Node, policy: Policy, rows: Sequence[Row]) -> 
         if one.process is not None:
             digests = frozenset(module.digest for module in found)
             evidence.extend(kernel_lines(node, one.process, digests))
-        severity: Severity = "critical" if profile is not None else "error"
+        # Where the baselines could not be asked, the code may well be in one of them.
+        compared = profile is not None and any(not module.not_compared for module in found)
+        severity: Severity = "critical" if compared else "error"
         yield _hit(node, one, claim, evidence, since)._replace(severity=severity)
 
 
@@ -102,6 +104,12 @@ def _in_words(found: Sequence[GpuModule], profile: str | None, claim: Claim | No
         return (
             f"hash-like code in a process without a code profile: {what}. No baseline that is "
             "installed here knows it, and nobody declared what this process may load"
+        )
+    unasked = {module.not_compared for module in found}
+    if "" not in unasked:
+        return (
+            f"hash-like code in workload {claim.name}: {what}. Whether its profile {profile} knows "
+            f"it could not be asked: {min(unasked)}"
         )
     return (
         f"a miner inside a legitimate workload, until it is explained: {what}, in workload "

@@ -21,11 +21,10 @@ from gpuwarden.host import Host
 from gpuwarden.model import DeviceOpen, Process
 from gpuwarden.policy import Policy
 from gpuwarden.probes.choose import Choice
-from gpuwarden.probes.events import GroupEvent
 from gpuwarden.scan import ScanOptions
 from gpuwarden.sensors.machine import read_machine
 from gpuwarden.sensors.nvml.sampler import Sampler
-from gpuwarden.watch import cuda_side, doorman, examiner, heap, judgement
+from gpuwarden.watch import cuda_side, cuda_telling, doorman, examiner, heap, judgement
 from gpuwarden.watch.cuda_side import CudaSide
 from gpuwarden.watch.cuda_sight import CUDA_SIGHT_RULES, CudaSight
 from gpuwarden.watch.denial_findings import DENYING_RULES
@@ -204,7 +203,7 @@ class Agent:
             self.cuda.attend(self.watch, identities)
             self.cuda.sighted = self.telling.sighted
             if self.options.events:
-                self.cuda.tell = cuda_side.telling(self, self.cuda, identities)
+                self.cuda.tell = cuda_telling.telling(self, self.cuda, identities)
         self.watch.resume(self.telling.view.findings, time.time_ns())
         self.devices.attend(self.watch, self.judging.changed, self._process_ended)
 
@@ -304,7 +303,7 @@ class Agent:
         """Takes whatever is there, without waiting."""
         groups = self.devices.take()
         if self.denying is not None:
-            self._deny(self.denying, groups)
+            self.denying.turn(groups)
         if self.falco is not None:
             self.watch.events(self.falco.events(self.watch.surroundings.device_nodes))
         if self.cuda is not None:
@@ -318,13 +317,6 @@ class Agent:
         if changed:
             self.judging.changed()
         self._take_judgement()
-
-    @staticmethod
-    def _deny(denying: Denying, groups: Sequence[GroupEvent]) -> None:
-        denying.events(groups)
-        denying.ask()
-        denying.answered()
-        denying.look()
 
     # ---------------------------------------------------------------- rounds
 
@@ -372,6 +364,8 @@ class Agent:
             return
         report = judged.report
         self.watch.judged(judged)
+        if self.cuda is not None:
+            self.cuda.judged(judged)
         self.sampling.judged({kin.pid: kin for kin in judged.kin})
         if self.denying is not None:
             self.denying.known(judged.containers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from gpuwarden.finding import Finding
 from gpuwarden.model import Process, Snapshot
 from gpuwarden.probes.events import ProcessIdentity
 
@@ -22,6 +23,9 @@ class CudaFacts(Protocol):
 
     def added(self, snapshot: Snapshot, process: Process) -> Snapshot:
         """The snapshot with what the process did by CUDA."""
+
+    def wants(self, finding: Finding, process: Process) -> bool:
+        """Whether a finding is this process's, and not told by another one already."""
 
     def untold(self, key: StartKey) -> int:
         """Loads and contexts since this was asked last."""

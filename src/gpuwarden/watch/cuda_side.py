@@ -22,6 +22,7 @@ from gpuwarden.cuda.messages import (
     TracerState,
 )
 from gpuwarden.cuda.options import TracerOptions
+from gpuwarden.finding import Finding
 from gpuwarden.model import CudaProcess, GpuModule, ModuleLoad, Process, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.outputs.cuda_state import CudaState
@@ -30,10 +31,12 @@ from gpuwarden.probes.events import ProcessIdentity
 from gpuwarden.rules.cuda_processes import declared
 from gpuwarden.rules.gpu_code import profile_of
 from gpuwarden.store_modules import Whose
+from gpuwarden.watch.accused import Accused
 from gpuwarden.watch.cuda_counts import CudaCounts, cuda_state
 from gpuwarden.watch.cuda_facts import NamedKey, StartKey
 from gpuwarden.watch.identity import Identities
-from gpuwarden.watch.judgement import Memory
+from gpuwarden.watch.judgement import Judged, Memory
+from gpuwarden.watch.library_less import LibraryLess
 from gpuwarden.watch.open_watch import OpenWatch
 from gpuwarden.watch.waiting import HELD_SECONDS
 
@@ -91,6 +94,8 @@ class CudaSide:
         self._later: dict[StartKey, float] = {}
         """Processes with news that were judged a moment ago, and when they may be again."""
         self.untold_dropped = 0
+        self._library_less = LibraryLess()
+        self._accused = Accused()
         self._starts = self._rounds = 0
 
     @property
@@ -220,7 +225,20 @@ class CudaSide:
         """Who called the driver library; None for nobody."""
         named = self._names.get(key)
         used = None if named is None else self.book.used(named)
-        return None if used is None else used.identity
+        if used is None or used.identity is None:
+            return self._library_less.identity(key, self._watch)
+        return used.identity
+
+    def wants(self, finding: Finding, process: Process) -> bool:
+        """Whether a finding is this process's, and not told by a verdict already."""
+        subject = finding.subject
+        is_its = subject.pid in (None, process.pid)
+        return is_its and not self._accused.has_told(finding)
+
+    def judged(self, judged: Judged) -> None:
+        """Takes the verdicts of the whole node: who is accused by one is judged anew."""
+        for key in self._accused.judged(judged.kin):
+            self._changed(key)
 
     def added(self, snapshot: Snapshot, process: Process) -> Snapshot:
         """The snapshot with what the process did by CUDA, and those in its container."""
@@ -228,7 +246,7 @@ class CudaSide:
         used = self.book.used(key)
         known = self.book.process(key, has_descriptors=any(snapshot.opens))
         if used is None or known is None:
-            return snapshot
+            return self._library_less.added(snapshot, process, self._watch)
         # Imported here: what judges GPU code is much, and on most nodes nobody loads any.
         from gpuwarden.cuda.judged_loads import counted, gpu_modules
 
@@ -311,6 +329,7 @@ class CudaSide:
             used = self.book.used(key)
             if used is not None and not used.ended:
                 yield key
+        yield from self._library_less.named()
 
     def remembered(self, memory: Memory) -> Memory:
         """What is known now, for a judgement of the whole node."""
@@ -334,6 +353,9 @@ class CudaSide:
     def round(self, holders: Iterable[NamedKey]) -> None:
         """Once a second: who holds a device, and who has ended."""
         self.child.holders(tuple(sorted(set(holders))))
+        holding = self._watch.book.holding()
+        for start in self._library_less.look(self.state.without_library, holding):
+            self._watch.enqueue(start)
         now = time.monotonic()
         if self.child.starts != self._starts:
             # What one tracer attached to ended with it.
@@ -372,21 +394,6 @@ def started(agent: Agent, stack: ExitStack) -> CudaSide:
     side.child.start()
     stack.callback(side.child.stop)
     return side
-
-
-def telling(agent: Agent, side: CudaSide, identities: Identities) -> TellEvent:
-    """Tells events as lines on standard output, as those of devices."""
-    from gpuwarden.watch.cuda_telling import CudaTelling
-
-    lines = CudaTelling(side.book, identities, agent.watch.surroundings, node=agent.node.hostname)
-
-    def tell(message: Message, profile: str) -> None:
-        fact = side.fact(key_of(message))
-        line = lines.line(message, profile, None if fact is None else fact.fit)
-        if line is not None:
-            agent.telling.event_line(line)
-
-    return tell
 
 
 def key_of(message: Message) -> NamedKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from gpuwarden.cuda.book import CudaBook
 from gpuwarden.cuda.messages import (
@@ -18,8 +19,12 @@ from gpuwarden.outputs import cuda_lines, cuda_text
 from gpuwarden.outputs.cuda_lines import Caller
 from gpuwarden.probes.cuda.library import LibraryKey
 from gpuwarden.probes.events import ProcessIdentity, boot_offset_ns
+from gpuwarden.watch.cuda_side import CudaSide, TellEvent, key_of
 from gpuwarden.watch.identity import Identities
 from gpuwarden.watch.open_judge import Surroundings, container_of, container_state
+
+if TYPE_CHECKING:
+    from gpuwarden.watch.agent import Agent
 
 
 class CudaTelling:
@@ -142,3 +147,16 @@ def container_name(process: Process, container: Container | None) -> str:
     placement = process.cgroup
     identity = None if placement is None else placement.container_id
     return "" if identity is None else f"container {identity[:12]}"
+
+
+def telling(agent: Agent, side: CudaSide, identities: Identities) -> TellEvent:
+    """Tells events as lines on standard output, as those of devices."""
+    lines = CudaTelling(side.book, identities, agent.watch.surroundings, node=agent.node.hostname)
+
+    def tell(message: Message, profile: str) -> None:
+        fact = side.fact(key_of(message))
+        line = lines.line(message, profile, None if fact is None else fact.fit)
+        if line is not None:
+            agent.telling.event_line(line)
+
+    return tell

@@ -124,6 +124,13 @@ class Denying:
                 self._add(one)
         return found
 
+    def turn(self, groups: Sequence[GroupEvent]) -> None:
+        """Takes groups that were made, asks about them, takes answers, looks again when due."""
+        self.events(groups)
+        self.ask()
+        self.answered()
+        self.look()
+
     def events(self, events: Iterable[GroupEvent]) -> None:
         """Control groups that were made."""
         for event in events:

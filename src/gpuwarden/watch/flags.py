@@ -18,7 +18,9 @@ def add_flags(watch: argparse.ArgumentParser) -> None:
         help="where findings are told: stdout, file:PATH, syslog:, webhook:URL, "
         "alertmanager:URL, falco:URL; again for more (default: text on standard output)",
     )
-    watch.add_argument("--events", action="store_true", help="every device event as a JSON line")
+    watch.add_argument(
+        "--events", action="store_true", help="every device event and CUDA call as a JSON line"
+    )
     watch.add_argument(
         "--metrics", metavar="ADDR", help="serve /metrics and /healthz, such as 127.0.0.1:9835"
     )

@@ -81,7 +81,6 @@ class OpenWatch:
         return_values: bool = False,
         cuda: CudaFacts | None = None,
     ) -> None:
-        """``cuda``: what else is known of processes, and judged with what they opened."""
         self.book = OpenBook(return_values=return_values)
         self.alarms = Alarms()
         self.counts = Counts()
@@ -196,7 +195,7 @@ class OpenWatch:
             self.enqueue(key[:2])
 
     def enqueue(self, key: Key) -> None:
-        """A process of which something is known that was not: it is judged, soon."""
+        """Something else is known of a process: it is judged, soon."""
         if key in self._queue:
             return
         if len(self._queue) >= QUEUE_LIMIT:
@@ -261,9 +260,11 @@ class OpenWatch:
                 snapshot = self._snapshot(
                     process, lineage, of_program, tools, at_ns, vain=self._waiting.gave_up(key)
                 )
-                if self.cuda is not None and identity is programs[-1][0]:
-                    snapshot = self.cuda.added(snapshot, process)
+                cuda = self.cuda
+                if cuda is not None and identity is programs[-1][0]:
+                    snapshot = cuda.added(snapshot, process)
                 found = findings_of(snapshot, self.policy, self.policy_path)
+                found = [one for one in found if cuda is None or cuda.wants(one, process)]
                 for one in found:
                     last = findings.setdefault(one.id, one)
                     if severity_rank(one.severity) > severity_rank(last.severity):
