@@ -53,11 +53,6 @@ _FUNCTIONS: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map_lookup_elem": (_integer, (_integer, _handle, _handle)),
     "bpf_map_delete_elem": (_integer, (_integer, _handle)),
     "bpf_map_lookup_and_delete_elem": (_integer, (_integer, _handle, _handle)),
-    "bpf_map_lookup_batch": (
-        _integer,
-        (_integer, _handle, _handle, _handle, _handle, _handle, _handle),
-    ),
-    "bpf_map_delete_batch": (_integer, (_integer, _handle, _handle, _handle)),
     "bpf_map_get_next_key": (_integer, (_integer, _handle, _handle)),
     "ring_buffer__new": (_handle, (_integer, RING_CALLBACK, _handle, _handle)),
     "ring_buffer__poll": (_integer, (_handle, _integer)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,8 +14,6 @@ from gpuwarden.probes.libbpf import Libbpf
 from gpuwarden.probes.loading import KERNEL_TYPES, explained
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-BATCH = 4096
-"""Entries of a map asked for at once."""
 UPROBES = "/sys/bus/event_source/devices/uprobe"
 _REMEDY = "a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_UPROBE_EVENTS, 5.15 or later"
 
@@ -88,51 +85,6 @@ class ProbeObject:
         value = ctypes.create_string_buffer(length)
         done = self.bpf.call("bpf_map_lookup_elem", self.map(name), key, value)
         return None if done < 0 else value.raw
-
-    def delete(self, name: str, key: bytes) -> None:
-        """Removes an entry of a map, if it is there."""
-        self.bpf.call("bpf_map_delete_elem", self.map(name), key)
-
-    def entries(self, name: str, key_bytes: int, value_bytes: int) -> tuple[bytes, bytes]:
-        """All keys and all values of a hash map, in one order, while it may change.
-
-        What is in it throughout comes once. Errors: OSError.
-        """
-        descriptor, room = self.map(name), BATCH
-        keys, values = bytearray(), bytearray()
-        position: ctypes.c_uint32 | None = None
-        while True:
-            some_keys = ctypes.create_string_buffer(room * key_bytes)
-            some_values = ctypes.create_string_buffer(room * value_bytes)
-            following, count = ctypes.c_uint32(), ctypes.c_uint32(room)
-            done = self.bpf.call(
-                "bpf_map_lookup_batch",
-                descriptor,
-                None if position is None else ctypes.byref(position),
-                ctypes.byref(following),
-                some_keys,
-                some_values,
-                ctypes.byref(count),
-                None,
-            )
-            if done == -errno.ENOSPC:  # more in one bucket than there was room for
-                room *= 2
-                continue
-            if done not in (0, -errno.ENOENT):
-                raise OSError(-done, f"map {name}: {os.strerror(-done)}")
-            keys += memoryview(some_keys)[: count.value * key_bytes]
-            values += memoryview(some_values)[: count.value * value_bytes]
-            if done:
-                return bytes(keys), bytes(values)
-            position = following
-
-    def delete_all(self, name: str, keys: bytes, key_bytes: int) -> None:
-        """Removes entries that nobody else removes. Errors: OSError."""
-        count = ctypes.c_uint32(len(keys) // key_bytes)
-        if count.value:
-            self.bpf.checked(
-                "bpf_map_delete_batch", self.map(name), keys, ctypes.byref(count), None
-            )
 
 
 def _check_needs(path: str, among: Layouts) -> None:
