@@ -23,6 +23,7 @@ from tests.support.probes import ROOT
 from tests.support.standstill import Standstill
 from tests.support.stopping import (
     StopProbe,
+    answered,
     file_offset,
     guarded,
     load,
@@ -70,10 +71,12 @@ def test_the_guardian_continues_whom_the_tracer_forgets_and_then_forbids_stops(
 ) -> None:
     with guarded(stopper) as guard, loading(bulk) as (program, _):
         with Standstill([program.pid]) as seen:
-            program.do("load cuModuleLoadData m i")
+            load(program)
+            answered(program)
         assert 0.3 < seen.longest[program.pid].seconds < 1
         # The tracer did nothing, so nobody is stopped until it is heard of.
-        program.do("load cuModuleLoadData m i")
+        load(program)
+        answered(program)
         assert stopper.outcomes()[STOPPED] == 1
         wait_for(lambda: not stopper.map.records(), "the record to go")
         guard._next_beat = 0
@@ -81,7 +84,7 @@ def test_the_guardian_continues_whom_the_tracer_forgets_and_then_forbids_stops(
         wait_for(lambda: guard._said() > boot_ns(), "the word to be given again")
         load(program)
         stopper.map.release(stopped_record(stopper, program))
-        program.answer()
+        answered(program)
         assert guard.problem == ""
 
 
@@ -104,7 +107,7 @@ def test_threads_that_load_at_once_make_one_stop(stopper: StopProbe, bulk: Path)
                 guard.look()
                 for record in stopper.map.records():
                     stopper.map.release(record)
-        assert program.answer() == 0
+        assert answered(program) == 0
         assert seen.longest[program.pid].seconds < 1
         assert stopper.map.records() == [] or state(program.pid) != "T"
 
@@ -177,13 +180,14 @@ def test_when_the_tracer_is_killed_the_guardian_continues_all_and_ends(
         with Standstill([program.pid]) as seen:
             tracer.kill()
             tracer.wait()
-            program.answer()
+            answered(program)
             wait_for(lambda: not _is_alive(pid), "the guardian's end")
         assert seen.longest[program.pid].seconds < 1
         assert os.listdir(bpffs) == []
         assert text_pages.changed(program.pid, file, [offset]) == []
         wait_for(lambda: _have_gone(loaded), "the kernel's letting go")
-        program.do("load cuModuleLoadData m i")
+        load(program)
+        answered(program)
 
 
 def _is_alive(pid: int) -> bool:
@@ -199,12 +203,14 @@ def test_a_tracer_that_stands_still_stops_nobody_for_long(bpffs: Path, bulk: Pat
     with tracing(bpffs, "release") as (tracer, _), loading(bulk) as (program, _):
         time.sleep(3 * guardian.LOOK_SECONDS)
         with Standstill([program.pid]) as seen:
-            program.do("load cuModuleLoadData m i")
+            load(program)
+            answered(program)
             os.kill(tracer.pid, signal.SIGSTOP)
             until = time.monotonic() + 2
             loads = 0
             while time.monotonic() < until:
-                program.do("load cuModuleLoadData m i")
+                load(program)
+                answered(program)
                 loads += 1
                 time.sleep(0.01)
             os.kill(tracer.pid, signal.SIGCONT)
@@ -230,7 +236,7 @@ def test_what_both_leave_when_both_are_killed_the_next_one_continues(
         wait_for(lambda: not _is_alive(pid), "its end")
         assert state(program.pid) == "T"
         assert guardian.sweep(str(bpffs)) == 1
-        program.answer()
+        answered(program)
         assert os.listdir(bpffs) == []
 
 
@@ -247,7 +253,7 @@ def test_a_guardian_that_is_killed_is_replaced_and_its_stops_are_the_next_ones(
                 guard.look()
                 time.sleep(0.02)
         assert seen.longest[program.pid].seconds < 1
-        program.answer()
+        answered(program)
         assert guard.pid not in (first, None)
         assert guard.starts == 2
         wait_for(lambda: len(os.listdir(bpffs)) == 1, "the old pin's end")

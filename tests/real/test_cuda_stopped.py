@@ -17,6 +17,7 @@ from tests.support import cuda_bed
 from tests.support.idle import wait_for
 from tests.support.stopping import (
     StopProbe,
+    answered,
     guarded,
     load,
     loading,
@@ -35,9 +36,11 @@ STOPPED, NOT_ALLOWED, OTHERS = 0, 1, 2
 
 def test_without_a_guardians_word_nobody_is_stopped(stopper: StopProbe, bulk: Path) -> None:
     with loading(bulk) as (program, _):
-        program.do("load cuModuleLoadData m i")
+        load(program)
+        answered(program)
         stopper.allow(boot_ns() - 1)
-        program.do("load cuModuleLoadData m i")
+        load(program)
+        answered(program)
     assert stopper.outcomes()[NOT_ALLOWED] == 2
     assert sum(stopper.outcomes()) == 2
     assert len(REASONS) == 6
@@ -54,7 +57,8 @@ def test_a_process_that_its_owner_or_a_debugger_holds_is_not_stopped(
         try:
             assert tracer.stdout is not None
             assert tracer.stdout.readline() == "0\n"
-            program.do("load cuModuleLoadData m i")
+            load(program)
+            answered(program)
         finally:
             tracer.kill()
             tracer.communicate()
@@ -62,7 +66,7 @@ def test_a_process_that_its_owner_or_a_debugger_holds_is_not_stopped(
         # No longer traced, it can be stopped.
         load(program)
         assert stopper.map.release(stopped_record(stopper, program)) == "continued"
-        program.answer()
+        answered(program)
 
 
 _SEIZE = """
@@ -83,7 +87,7 @@ def test_an_image_is_read_whole_and_the_process_goes_on(stopper: StopProbe, bulk
         content = bulk.read_bytes()
         wanted = WantedImage(address, len(content), prefix=content[:64])
         found = read_stopped(stopper.map, record.pid, record.start_time_ns, program.pid, wanted)
-        program.answer()
+        answered(program)
         assert found.missed == ""
         assert found.captured_bytes == len(content)
         assert found.descriptor is not None
@@ -95,7 +99,7 @@ def test_an_image_is_read_whole_and_the_process_goes_on(stopper: StopProbe, bulk
         # And it can be stopped again.
         load(program)
         stopped_record(stopper, program)
-        program.answer()
+        answered(program)
 
 
 def test_what_cannot_be_read_is_said(stopper: StopProbe, bulk: Path) -> None:
@@ -109,7 +113,7 @@ def test_what_cannot_be_read_is_said(stopper: StopProbe, bulk: Path) -> None:
             load(program)
             record = stopped_record(stopper, program)
             found = read_stopped(stopper.map, record.pid, record.start_time_ns, program.pid, wanted)
-            program.answer()
+            answered(program)
             assert missed in found.missed
             if found.descriptor is not None:
                 assert found.captured_bytes == 3
@@ -174,7 +178,7 @@ def test_a_stop_of_the_owners_is_left_to_the_owner(stopper: StopProbe, bulk: Pat
         time.sleep(0.1)
         assert state(program.pid) == "T"
         os.kill(program.pid, signal.SIGCONT)
-        program.answer()
+        answered(program)
 
 
 def test_only_the_process_of_a_record_is_continued(stopper: StopProbe, bulk: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import struct
 import subprocess
 import tempfile
@@ -23,7 +24,7 @@ from gpuwarden.probes.libbpf import Libbpf, library
 from gpuwarden.sensors.process.stat_lines import parse_stat
 from tests.support import cuda_bed
 from tests.support.cuda_bed import Program
-from tests.support.idle import wait_for
+from tests.support.idle import PATIENCE_SECONDS, wait_for
 from tests.support.packages import require, require_root, unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,3 +144,10 @@ def stopped_record(probe: StopProbe, program: Program) -> StopRecord:
     wait_for(lambda: state(program.pid) == "T", "the stop")
     assert isinstance(record, StopRecord)
     return record
+
+
+def answered(program: Program) -> int:
+    """What its call came to. Errors: AssertionError when it stays stopped."""
+    ready, _, _ = select.select([program.process.stdout], [], [], PATIENCE_SECONDS)
+    assert ready, f"it does not go on: {state(program.pid)}"
+    return program.answer()
