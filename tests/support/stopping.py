@@ -148,6 +148,7 @@ def stopped_record(probe: StopProbe, program: Program) -> StopRecord:
 
 def answered(program: Program) -> int:
     """What its call came to. Errors: AssertionError when it stays stopped."""
+    assert program.process.stdout is not None
     ready, _, _ = select.select([program.process.stdout], [], [], PATIENCE_SECONDS)
     assert ready, f"it does not go on: {state(program.pid)}"
     return program.answer()
