@@ -18,6 +18,7 @@
 #include "kernel_types.h"
 #include "entry.h"
 #include "slots.h"
+#include "unforeseen.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -207,7 +208,7 @@ static __noinline __u32 count_first(__u64 handle, __u64 start_ns, __u32 tgid,
 
 	if (!set)
 		return 0;
-	number = number_of(start_ns, tgid, set);
+	number = unforeseen(number_of(start_ns, tgid, set));
 	process = process_of(number);
 	if (!process) {
 		increment(COUNT_UNCOUNTED);
@@ -251,12 +252,12 @@ static __always_inline __u32 count(__u64 handle, __u64 start_ns, __u32 tgid,
 			return slot->owner >> 32;
 		}
 	}
-	return count_first(handle, start_ns, tgid, set);
+	return unforeseen(count_first(handle, start_ns, tgid, set));
 }
 
 static __always_inline __u32 count_graph(__u64 start_ns, __u32 tgid, struct launch_settings *set)
 {
-	__u32 number = number_of(start_ns, tgid, set);
+	__u32 number = unforeseen(number_of(start_ns, tgid, set));
 	struct launching_process *process = process_of(number);
 
 	if (process)
@@ -297,51 +298,59 @@ static __always_inline void read_configuration(struct launch_sample *sample, voi
 	sample->stream = configuration.stream;
 }
 
-/* The reader comes at the stretch's end; before it only where a ring is half full already. */
-static __always_inline __u64 wake_up(struct launching_process *process, struct launch_settings *set)
+static __always_inline void read_graph(struct launch_sample *sample, struct pt_regs *context)
 {
-	if (process->told & (LOOK_EVERY - 1) ||
-	    bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) < set->ring_half_bytes)
-		return BPF_RB_NO_WAKEUP;
-	return BPF_RB_FORCE_WAKEUP;
+	__builtin_memset(sample->grid, 0, sizeof(sample->grid));
+	__builtin_memset(sample->block, 0, sizeof(sample->block));
+	sample->stream = ENTRY_2(context);
 }
 
-/* It has the sample for its argument so that the object describes what one looks like. */
-static __noinline int leave_untold(struct launch_sample *sample, struct launching_process *process)
+/*
+ * The reader comes at the stretch's end; before it only where a ring is half full already. It has
+ * the sample for an argument so that the object describes what one looks like.
+ */
+static __noinline int is_filling(struct launch_sample *sample, struct launch_settings *set)
 {
-	if (sample && process)
-		__sync_fetch_and_add(&process->untold, 1);
-	return 0;
+	return sample && set &&
+	       bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) >= set->ring_half_bytes;
 }
 
 /* A launch while a stretch is open. */
-static __always_inline void sample_launch(struct launch_sample *sample, __u32 number,
-					  struct launch_settings *set, struct pt_regs *context,
-					  enum kind kind)
+static __always_inline void sample_launch(struct task_struct *task, __u64 start_ns, __u64 handle,
+					  __u32 number, struct launch_settings *set,
+					  struct pt_regs *context, enum kind kind)
 {
-	struct launching_process *process;
+	struct launching_process *process = process_of(number);
+	__u64 now = bpf_ktime_get_boot_ns(), wake_up = BPF_RB_NO_WAKEUP;
+	struct launch_sample *sample;
 
-	sample->time_ns = bpf_ktime_get_boot_ns();
-	if (sample->time_ns >= set->until_ns)
+	if (!process || now >= set->until_ns)
 		return;
-	process = process_of(number);
-	if (!process)
-		return;
+	/* A call with no function fails, and 0 stands for a graph. */
 	if (process->told - process->told_before >= set->most_of_one_process ||
-	    (!sample->handle && kind != GRAPH)) {
-		leave_untold(sample, process);
-		return;
-	}
+	    (!handle && kind != GRAPH))
+		goto untold;
+	sample = bpf_ringbuf_reserve(&samples, sizeof(*sample), 0);
+	if (!sample)
+		goto untold;
+	sample->time_ns = now;
+	sample->start_ns = start_ns;
+	sample->handle = handle;
+	sample->tgid = task->tgid;
+	sample->pid = task->pid;
 	if (kind == BY_ARGUMENTS)
 		read_by_arguments(sample, context);
 	else if (kind == BY_CONFIGURATION)
 		read_configuration(sample, (void *)ENTRY_1(context));
 	else
-		sample->stream = ENTRY_2(context);
-	if (bpf_ringbuf_output(&samples, sample, sizeof(*sample), wake_up(process, set)))
-		leave_untold(sample, process);
-	else
-		__sync_fetch_and_add(&process->told, 1);
+		read_graph(sample, context);
+	if (!(process->told & (LOOK_EVERY - 1)) && unforeseen(is_filling(sample, set)))
+		wake_up = BPF_RB_FORCE_WAKEUP;
+	bpf_ringbuf_submit(sample, wake_up);
+	__sync_fetch_and_add(&process->told, 1);
+	return;
+untold:
+	__sync_fetch_and_add(&process->untold, 1);
 }
 
 static __always_inline int launched(__u64 handle, struct pt_regs *context, enum kind kind)
@@ -356,16 +365,8 @@ static __always_inline int launched(__u64 handle, struct pt_regs *context, enum 
 		return 0;
 	number = kind == GRAPH ? count_graph(start_ns, tgid, set) :
 				 count(handle, start_ns, tgid, set);
-	if (set->stretch) {
-		struct launch_sample sample = {
-			.start_ns = start_ns,
-			.handle = handle,
-			.tgid = tgid,
-			.pid = task->pid,
-		};
-
-		sample_launch(&sample, number, set, context, kind);
-	}
+	if (set->stretch)
+		sample_launch(task, start_ns, handle, number, set, context, kind);
 	return 0;
 }
 
