@@ -165,7 +165,7 @@ def benign() -> Iterator[tuple[str, Case]]:
 
     def another(seed: int, seconds: float) -> tuple[Live, Live]:
         workload = made(seed)
-        other = replace(made(seed + 1000), table=workload.table)
+        other = replace(workload, seed=seed + 1000, table=workload.table)
         return trained(workload, LEARN_SECONDS, seed), trained(other, seconds, seed + 3)
 
     def server(seed: int, seconds: float) -> tuple[Live, Live]:

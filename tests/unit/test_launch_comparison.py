@@ -207,6 +207,21 @@ def test_a_module_that_was_examined_late_is_forgiven() -> None:
     assert (before.explained_share, after.explained_share) == (0.0, 1.0)
 
 
+def test_a_kernel_whose_module_is_known_by_now_is_no_candidate_any_more() -> None:
+    """Nor one that has the name of a learned kernel: its module is known."""
+    comparison = Comparison(profile())
+    kernel = next(one for one in profile().kernels if not one.jit)
+    early = [use("new", "", 50), use(kernel.name, "", 50)]
+    samples = tuple(LaunchSample(n, n % 2, 1, 1, (7, 7, 7)) for n in range(100))
+    comparison.add(window_of(early, samples=samples), {KNOWN})
+    assert len(comparison._candidates._found) == 2
+    both = [*early, use("new", KNOWN, 50), use(kernel.name, kernel.digests[0], 50)]
+    comparison.add(window_of(both, 1), {KNOWN})
+    assert len(comparison._candidates._found) == 2, "another one of that name is still not known"
+    comparison.add(window_of(both[2:], 2), {KNOWN})
+    assert not comparison._candidates._found
+
+
 def test_launches_without_a_name_accuse_nobody_and_are_told() -> None:
     comparison = Comparison(profile())
     fit = None

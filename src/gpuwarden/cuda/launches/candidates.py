@@ -80,9 +80,24 @@ class Candidates:
                 candidate.rhythm.counted(count)
                 if count:
                     candidate.last_ns = window.until_ns
+        self._settle(window, places, keys)
         if seen is not None:
             self._sample(window, places, keys, seen)
         self._forget(window.until_ns)
+
+    def _settle(
+        self, window: LaunchWindow, places: Sequence[Placed], keys: Sequence[Key | None]
+    ) -> None:
+        """Drops kernels whose module was not seen so far, and is known now."""
+        still = set(keys)
+        for use, placed in zip(window.kernels, places, strict=True):
+            if use.digest:
+                for key in (
+                    (Standing.STRAY, spelled(use.name), ""),
+                    (Standing.CLAIMED, str(placed.number), ""),
+                ):
+                    if key in self._found and key not in still:
+                        del self._found[key]
 
     def _of(
         self, key: Key, use: KernelUse, placed: Placed, window: LaunchWindow

@@ -51,10 +51,6 @@ class Standing(IntEnum):
     """The call that named it was not seen."""
 
 
-CERTAIN = frozenset({Standing.KNOWN, Standing.NEW})
-"""Code that is known by its digest: whatever it is launched for, it computes what it did."""
-
-
 class Placed(NamedTuple):
     """A launched kernel's place."""
 
