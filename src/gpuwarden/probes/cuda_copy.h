@@ -175,10 +175,26 @@ SENDER(small, SMALL_BYTES)
 SENDER(medium, MEDIUM_BYTES)
 SENDER(large, LARGE_BYTES)
 
+/* The bytes of the next piece; 0 if there is none. */
+static __noinline __u64 next_piece(struct thread *thread)
+{
+	__u64 left;
+
+	if (!thread)
+		return 0;
+	left = thread->copying.bytes - thread->copying.done;
+	if (left > LARGE_BYTES)
+		left = LARGE_BYTES;
+	/* What is not there would be a record for nothing. */
+	if (left && !fetch(thread, thread->copying.from + thread->copying.done, left))
+		thread->copying.missing = MISSING_UNREADABLE;
+	return left;
+}
+
 static long copy_next(__u32 index, struct turn *turn)
 {
 	struct thread *thread = turn->thread;
-	__u64 left = thread->copying.bytes - thread->copying.done, needed = LARGE_BYTES;
+	__u64 left = next_piece(thread), needed = LARGE_BYTES;
 
 	if (!left || thread->copying.missing)
 		return 1;

@@ -189,21 +189,25 @@ static __noinline int leave_until(struct thread *thread)
 	return 0;
 }
 
-/* The load that the thread is in the middle of: of the same image, or by name. */
+/* The load that the thread is in the middle of: the outermost of the same image, or one by name. */
 static __noinline __u64 outer_load(struct thread *thread)
 {
+	__u64 by_name = 0;
+
 	if (!thread)
 		return 0;
-	for (int index = DEPTH - 1; index >= 0; index--) {
+	for (int index = 0; index < DEPTH; index++) {
 		struct pending *one = &thread->pending[index];
 
-		if (index >= thread->depth || one->task == TASK_CONTEXT || one->task == TASK_NAME)
-			continue;
-		if (one->task == TASK_PATH ||
-		    (thread->call.image && one->image == thread->call.image))
+		if (index >= thread->depth)
+			break;
+		if (one->task == TASK_PATH)
+			by_name = one->begun_ns;
+		else if (one->task <= TASK_SIZED_IMAGE && thread->call.image &&
+			 one->image == thread->call.image)
 			return one->begun_ns;
 	}
-	return 0;
+	return by_name;
 }
 
 /* Keeps the call that begins. Where there are too many, the outermost is not waited for. */

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,14 +34,13 @@ from gpuwarden.probes.cuda.call_records import (
     Record,
     Returned,
 )
-from gpuwarden.probes.cuda.captures import Captures, start_of
+from gpuwarden.probes.cuda.captures import Capture, Captures
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
 from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
 from gpuwarden.probes.cuda.records import (
     AttachedLibrary,
     CallCounters,
     CallSink,
-    CapturedLoad,
     ContextCall,
     HandleNamed,
 )
@@ -57,6 +57,9 @@ TOLD = ("loading_told", "linked_told")
 PROGRAMS = ("calling", "returned")
 RECORDS_LIMIT, BYTES_LIMIT = 2048, 64 << 20
 """Taken in one ``poll``, so that a flood does not keep it from returning."""
+POLL_SECONDS = 0.25
+OVERLAP_BYTES = 4096
+"""Of what a stopped process is read again, to see that it is the same."""
 _FIRST = bytes(4)
 
 
@@ -70,8 +73,8 @@ class CallSettings(Struct, frozen=True, kw_only=True):
     """A process is stopped, while a guardian allows it, when its image finds no room."""
     wait_ms: int = 20
     """How long a load may be delayed, in all, while there is no room."""
-    spool_bytes: int = 2 << 30
-    """Memory of loads that are being copied."""
+    spool_bytes: int = 1 << 30
+    """What the bytes of loads may take until they are told of."""
     window_seconds: float = 1.0
     loads_of_one: int = 20_000
     """Loads, contexts and names of one process that are told in a window; more are counted."""
@@ -97,7 +100,7 @@ class CudaCalls:
         self._decoder = CallDecoder()
         self._captures = Captures(settings.spool_bytes)
         self._callback = RING_CALLBACK(self._take)
-        self._telling: deque[Callable[[], None]] = deque()
+        self._telling: deque[Capture | Callable[[], None]] = deque()
         self._failure: BaseException | None = None
         self._taken_records = self._taken_bytes = 0
         self._malformed = self._missed = self._stops = 0
@@ -135,6 +138,11 @@ class CudaCalls:
             ring = loaded.map("records")
             self._ring = bpf.pointer("ring_buffer__new", ring, self._callback, None, None)
             stack.callback(bpf.call, "ring_buffer__free", self._ring)
+            self._poll = stack.enter_context(select.epoll())
+            self._poll.register(bpf.checked("ring_buffer__epoll_fd", self._ring), select.EPOLLIN)
+            self._more = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            stack.callback(os.close, self._more)
+            self._poll.register(self._more, select.EPOLLIN)
             stack.callback(self._detach_all)
             self._stack = stack.pop_all()
 
@@ -152,6 +160,10 @@ class CudaCalls:
 
     def _left(self) -> None:
         self._object = None
+        while self._telling:
+            telling = self._telling.popleft()
+            if isinstance(telling, Capture):
+                telling.close()
         self._captures.close()
 
     @property
@@ -262,17 +274,44 @@ class CudaCalls:
 
     def fileno(self) -> int:
         """Readable when there is something to ``poll``."""
-        return self._loaded.bpf.checked("ring_buffer__epoll_fd", self._ring)
+        self._loaded  # noqa: B018 - raises
+        return self._poll.fileno()
 
     def poll(self) -> None:
-        """Tells the sink what there is, up to a bound; call it once a second in any case."""
+        """Tells the sink what there is, in its order; call it once a second in any case."""
+        until = time.monotonic() + POLL_SECONDS
+        self._empty_ring()
+        for capture in self._captures.overdue(time.monotonic()):
+            self._tell_load(capture)
+        while self._telling and time.monotonic() < until:
+            telling = self._telling[0]
+            if isinstance(telling, Capture) and self._is_moving(telling):
+                self._empty_ring()
+                continue
+            self._telling.popleft()
+            if not isinstance(telling, Capture):
+                telling()
+                continue
+            load = self._captures.load(telling)
+            if load is not None:
+                self._missed += bool(load.missed)
+                self._sink.load(load)
+        os.eventfd_write(self._more, 1)
+        if not self._telling:
+            os.eventfd_read(self._more)
+
+    def _is_moving(self, capture: Capture) -> bool:
+        try:
+            return capture.image.move() > 0
+        except OSError as error:
+            capture.problem = capture.problem or f"no room for it here: {error.strerror}"
+            capture.image.close()
+            return False
+
+    def _empty_ring(self) -> None:
         self._taken_records = self._taken_bytes = 0
         self._loaded.bpf.call("ring_buffer__poll", self._ring, 0)
-        for load in self._captures.overdue(time.monotonic()):
-            self._tell_load(load)
         failure, self._failure = self._failure, None
-        while self._telling:
-            self._telling.popleft()()
         if failure is not None:
             raise failure
 
@@ -282,8 +321,8 @@ class CudaCalls:
 
     def forget(self, pid: int, start_time_ns: int) -> None:
         """Lets go of what is kept of a process that has ended."""
-        for load in self._captures.forget(pid, start_time_ns):
-            self._tell_load(load)
+        for capture in self._captures.forget(pid, start_time_ns):
+            self._tell_load(capture)
 
     def counters(self) -> CallCounters:
         """What went on since the probes were loaded. Errors: OSError."""
@@ -330,60 +369,61 @@ class CudaCalls:
         if isinstance(record, Piece):
             self._captures.piece(record, data)
         elif isinstance(record, LoadBegun):
-            for load in self._captures.begin(record):
-                self._tell_load(load)
+            oldest = self._captures.begin(record)
+            if oldest is not None:
+                self._tell_load(oldest)
         elif isinstance(record, Copied):
             self._copied(record)
         elif isinstance(record, Returned):
-            returned = self._captures.returned(record)
-            if returned is not None:
-                self._telling.append(lambda: self._sink.returned(returned))
+            self._telling.append(lambda: self._returned(record))
         elif isinstance(record, ContextTold):
             self._context(record)
         else:
             self._name(record)
 
     def _copied(self, record: Copied) -> None:
-        load = self._captures.copied(record)
-        if load is None:
+        capture = self._captures.copied(record)
+        if capture is None:
             return
         if record.stop_asked:
-            load = self._stopped(load, record)
-        self._tell_load(load)
+            self._read_stopped(capture, record)
+        self._tell_load(capture)
 
-    def _stopped(self, load: CapturedLoad, record: Copied) -> CapturedLoad:
+    def _read_stopped(self, capture: Capture, record: Copied) -> None:
+        """Reads what found no room from the process, which stands still, and lets it go on."""
         if record.stop_outcome:
             reasons = dict(enumerate(NOT_STOPPED))
             why = reasons.get(record.stop_outcome, "for an unknown reason")
-            return load._replace(missed=f"{load.missed}; it was not stopped: {why}")
+            capture.problem += f"; it was not stopped: {why}"
+            return
         self._stops += 1
-        size = record.image_bytes
+        capture.stopped = True
+        process, known = capture.begun.process, capture.image.last(OVERLAP_BYTES)
+        begins = capture.image.bytes - len(known)
         wanted = WantedImage(
-            record.image,
-            size or self.settings.module_limit_bytes,
-            until_nul=not size,
-            prefix=start_of(load.descriptor),
+            record.image + begins,
+            (record.image_bytes or self.settings.module_limit_bytes) - begins,
+            until_nul=not record.image_bytes,
+            prefix=known,
         )
         read = read_stopped(
-            self._stops_map, load.process.pid, load.process.start_time_ns, load.thread_id, wanted
+            self._stops_map,
+            process.pid,
+            process.start_time_ns,
+            capture.begun.call.pid,
+            wanted,
         )
-        if read.captured_bytes < load.captured_bytes:
-            if read.descriptor is not None:
-                os.close(read.descriptor)
-            return load._replace(stopped=True, missed=f"{load.missed}; {read.missed}")
-        if load.descriptor is not None:
-            os.close(load.descriptor)
-        return load._replace(
-            stopped=True,
-            missed=read.missed,
-            captured_bytes=read.captured_bytes,
-            image_bytes=size or (None if read.missed else read.captured_bytes),
-            descriptor=read.descriptor,
-        )
+        capture.problem = f"{capture.problem}; {read.missed}" if read.missed else ""
+        if read.descriptor is not None:
+            capture.rest, capture.rest_from = read.descriptor, len(known)
 
-    def _tell_load(self, load: CapturedLoad) -> None:
-        self._missed += bool(load.missed)
-        self._telling.append(lambda: self._sink.load(load))
+    def _returned(self, record: Returned) -> None:
+        returned = self._captures.returned(record)
+        if returned is not None:
+            self._sink.returned(returned)
+
+    def _tell_load(self, capture: Capture) -> None:
+        self._telling.append(capture)
 
     def _context(self, record: ContextTold) -> None:
         call = CALLS[record.call.function]

@@ -1,8 +1,8 @@
 """Loads put together from the records of the ring: their bytes go into a memory file as they come.
 
-The pieces of a load come in order and from one thread, so that those of many loads mix, and none is
-there twice. A load that goes on to another of the watched functions is one load: what the inner one
-told of a load by name are its bytes; of the same image it is dropped once its bytes are the same.
+The pieces of a load come in order and from one thread; those of many loads mix. A load that goes on
+to another of the watched functions is one load: inside a load by name it gives that one its bytes;
+of the same image it is dropped, once its bytes are known to be the same.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpuwarden.probes.cuda import copies
 from gpuwarden.probes.cuda.call_points import CALLS, LINKED, PATH
 from gpuwarden.probes.cuda.call_records import PIECE_BYTES, Copied, LoadBegun, Piece, Returned
 from gpuwarden.probes.cuda.records import CapturedLoad, LoadReturn
-from gpuwarden.probes.events import ProcessIdentity
+from gpuwarden.probes.cuda.spool import Blocks, Image
 
 PATH_LIMIT_BYTES = 4096
 LOADS_LIMIT = 1024
@@ -44,7 +42,10 @@ REASONS = {
     COPY: "this kernel copies nothing while the caller waits",
     PARTS: "more fatbins than are followed",
 }
+LOST = "a piece of it was lost"
 _IMAGE = 0
+_GAP_BYTES = 7
+"""At most, between parts of an image."""
 LoadKey = tuple[int, int]
 """(thread, when it began)."""
 
@@ -63,24 +64,40 @@ class Known:
 
 @dataclass
 class Capture:
-    """A load whose bytes are coming."""
+    """A load whose bytes are coming, or have come."""
 
     begun: LoadBegun
     number: int
     within: Known | None
     heard_at: float
-    descriptor: int | None = None
-    bytes: int = 0
+    image: Image
     path: bytearray = field(default_factory=bytearray)
     problem: str = ""
+    copied: Copied | None = None
+    stopped: bool = False
+    rest: int | None = None
+    """A file with the rest of its bytes, read while its process stood still."""
+    rest_from: int = 0
+    """How many bytes of that file were known before."""
+
+    @property
+    def key(self) -> LoadKey:
+        return self.begun.call.load
 
     @property
     def is_by_name(self) -> bool:
         return CALLS[self.begun.call.function].task == PATH
 
+    def close(self) -> None:
+        """Lets go of its bytes."""
+        self.image.close()
+        if self.rest is not None:
+            os.close(self.rest)
+            self.rest = None
+
 
 class Captures:
-    """``spool_bytes``: what memory files of loads that are being copied may hold together."""
+    """``spool_bytes``: what the bytes of loads that were not told of yet may take together."""
 
     def __init__(self, spool_bytes: int) -> None:
         self._spool_bytes = spool_bytes
@@ -89,48 +106,46 @@ class Captures:
         self._known: OrderedDict[LoadKey, Known] = OrderedDict()
         self._kept: OrderedDict[LoadKey, tuple[int, int, float]] = OrderedDict()
         self._kept_bytes = 0
+        self._blocks = Blocks()
+        self._used_at = 0.0
         self._number = 0
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.pwrite.argtypes = [
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
-        ]  # fmt: skip
-        self._libc.pwrite.restype = ctypes.c_ssize_t
         self.boot_offset_ns = 0
         self.copied_bytes = 0
 
     def close(self) -> None:
-        """Lets go of every memory file that was not handed over."""
+        """Lets go of every image that was not handed over."""
         for capture in self._loads.values():
-            if capture.descriptor is not None:
-                os.close(capture.descriptor)
+            capture.close()
         self._loads.clear()
         while self._kept:
             self._drop_kept(next(iter(self._kept)))
+        self._blocks.release()
 
     # ---------------------------------------------------------------- what the ring tells
 
-    def begin(self, begun: LoadBegun) -> Iterator[CapturedLoad]:
-        """A load began; gives those that must be taken as they are to make room for it."""
+    def begin(self, begun: LoadBegun) -> Capture | None:
+        """A load began; gives one that must be told of as it is, to make room for it."""
         key = begun.call.load
         if key in self._loads:
-            return
+            return None
+        oldest = None
         if len(self._loads) >= LOADS_LIMIT:
-            oldest = next(iter(self._loads))
-            yield self._ended(oldest, "too many loads are copied at once")
+            oldest = self._loads.pop(next(iter(self._loads)))
+            oldest.problem = oldest.problem or "too many loads are copied at once"
         within = self._known.get((key[0], begun.within_ns)) if begun.within_ns else None
         self._number += 1
-        capture = Capture(begun, self._number, within, time.monotonic())
+        self._used_at = time.monotonic()
+        image = Image(self._blocks, begun.image_bytes)
+        capture = Capture(begun, self._number, within, time.monotonic(), image)
         self._loads[key] = capture
-        self._remember(
-            key,
-            Known(
-                self._number,
-                begun.call.name,
-                begun.call.tgid,
-                begun.call.start_ns,
-                is_by_name=capture.is_by_name,
-            ),
-        )
+        if CALLS[begun.call.function].task != LINKED:  # which is told of when it has returned
+            call = begun.call
+            known = Known(self._number, call.name, call.tgid, call.start_ns)
+            known.is_by_name = capture.is_by_name
+            self._known[key] = known
+            if len(self._known) > KNOWN_LIMIT:
+                self._known.popitem(last=False)
+        return oldest
 
     def piece(self, piece: Piece, record: int) -> None:
         """Bytes of a load; ``record`` is the address of the ring's record."""
@@ -142,54 +157,116 @@ class Captures:
             room = PATH_LIMIT_BYTES - len(capture.path)
             capture.path += ctypes.string_at(record + PIECE_BYTES, min(piece.length, room))
             return
-        if piece.offset < capture.bytes or piece.offset > capture.bytes + 7:
-            capture.problem = "a piece of it was lost"
+        image, before = capture.image, capture.image.bytes
+        if piece.offset < before or piece.offset > before + _GAP_BYTES:
+            capture.problem = LOST
             return
         if self._held_bytes + piece.length > self._spool_bytes:
             capture.problem = "too many bytes are held at once"
             return
         try:
-            if capture.descriptor is None:
-                capture.descriptor = copies.empty("module")
-            self._write(capture.descriptor, record + PIECE_BYTES, piece.length, piece.offset)
-        except OSError as error:
-            capture.problem = f"no room for it here: {error.strerror}"
+            image.append(record + PIECE_BYTES, piece.length, piece.offset)
+        except (OSError, ValueError) as error:
+            capture.problem = f"no room for it here: {error}"
             return
-        self._held_bytes += piece.offset + piece.length - capture.bytes
-        capture.bytes = piece.offset + piece.length
+        self._held_bytes += image.bytes - before
         self.copied_bytes += piece.length
 
-    def _write(self, descriptor: int, address: int, length: int, offset: int) -> None:
-        while length:
-            wrote = self._libc.pwrite(descriptor, address, length, offset)
-            if wrote <= 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-            address, length, offset = address + wrote, length - wrote, offset + wrote
-
-    def copied(self, copied: Copied) -> CapturedLoad | None:
-        """A load is complete, or as complete as it gets; None if it was told of before."""
-        key = copied.call.load
-        capture = self._loads.get(key)
+    def copied(self, copied: Copied) -> Capture | None:
+        """A load is as complete as it gets; None if it was told of before."""
+        capture = self._loads.pop(copied.call.load, None)
         if capture is None:
             return None
-        missed = capture.problem or REASONS.get(copied.missing, "")
-        if not missed and not capture.is_by_name and capture.bytes != copied.sent_bytes:
-            missed = "a piece of it was lost"
-        load = self._ended(key, missed, copied)
-        if capture.within is None or capture.within.is_by_name:
-            self._keep(key, load)
+        capture.copied = copied
+        if not capture.problem:
+            capture.problem = REASONS.get(copied.missing, "")
+        if not capture.problem and capture.image.bytes != copied.sent_bytes:
+            capture.problem = LOST
+        if capture.is_by_name and capture.key in self._known:
+            self._known[capture.key].path = _path(capture)
+        return capture
+
+    def overdue(self, now: float) -> list[Capture]:
+        """Loads of which nothing was heard for too long."""
+        if now - self._used_at > PATIENCE_SECONDS:
+            self._blocks.release()
+        for key in [key for key, one in self._kept.items() if now - one[2] > KEPT_SECONDS]:
+            self._drop_kept(key)
+        late = [one for one in self._loads.values() if now - one.heard_at > PATIENCE_SECONDS]
+        return [self._given_up(one, f"not at its end in {PATIENCE_SECONDS:g} s") for one in late]
+
+    def forget(self, pid: int, start_time_ns: int) -> list[Capture]:
+        """Forgets a process that has ended; gives its loads that were still being copied."""
+        for key, known in list(self._known.items()):
+            if (known.pid, known.start_time_ns) == (pid, start_time_ns):
+                del self._known[key]
+                self._drop_kept(key)
+        calls = [(one, one.begun.call) for one in self._loads.values()]
+        mine = [one for one, call in calls if (call.tgid, call.start_ns) == (pid, start_time_ns)]
+        return [self._given_up(one, "the process ended meanwhile") for one in mine]
+
+    def _given_up(self, capture: Capture, why: str) -> Capture:
+        del self._loads[capture.key]
+        capture.problem = capture.problem or why
+        return capture
+
+    # ---------------------------------------------------------------- telling
+
+    def load(self, capture: Capture) -> CapturedLoad | None:
+        """What is told of a load; None if it is known already. Whoever takes it closes its file."""
+        missed, descriptor = capture.problem, None
+        self._held_bytes -= capture.image.bytes
+        try:
+            if capture.rest is not None:
+                capture.image.append_file(capture.rest, capture.rest_from)
+            descriptor = capture.image.file()
+        except OSError as error:
+            missed = missed or f"no room for it here: {error.strerror}"
+        finally:
+            captured_bytes = capture.image.bytes
+            capture.close()
+        load = self._load(capture, missed, descriptor, captured_bytes)
+        within = capture.within
+        if within is None or within.is_by_name:
+            if within is not None:
+                self._known[capture.key] = within
+            self._keep(capture.key, load)
             return load
         if self._is_the_same(load, capture):
             if load.descriptor is not None:
                 os.close(load.descriptor)
-            self._known[key] = capture.within
+            self._known[capture.key] = within
             return None
         return load
 
-    def image_of(self, copied: Copied) -> Capture | None:
-        """A load that is about to be told of by ``copied``."""
-        return self._loads.get(copied.call.load)
+    def _load(
+        self, capture: Capture, missed: str, descriptor: int | None, captured_bytes: int
+    ) -> CapturedLoad:
+        begun, within, copied = capture.begun, capture.within, capture.copied
+        number, function = capture.number, begun.call.name
+        path = _path(capture) if capture.is_by_name else None
+        if within is not None and within.is_by_name:
+            # What a load by name goes on to is that load, now with its bytes.
+            number, function, path = within.number, within.function, within.path
+        image_bytes = (copied.image_bytes if copied else 0) or begun.image_bytes
+        if descriptor is None:
+            captured_bytes = 0
+        elif capture.stopped and not missed:
+            image_bytes = captured_bytes
+        return CapturedLoad(
+            number=number,
+            at_ns=begun.call.time_ns + self.boot_offset_ns,
+            process=begun.process,
+            thread_id=begun.call.pid,
+            function=function,
+            address=0 if capture.is_by_name else begun.image,
+            path=path,
+            image_bytes=None if capture.is_by_name else image_bytes or None,
+            captured_bytes=captured_bytes,
+            missed=missed,
+            stopped=capture.stopped,
+            descriptor=descriptor,
+        )
 
     def returned(self, returned: Returned) -> LoadReturn | None:
         """What a load came to; None if it is not known."""
@@ -201,67 +278,6 @@ class Captures:
         return LoadReturn(
             known.number, known.pid, known.start_time_ns, returned.handle, returned.result
         )
-
-    def overdue(self, now: float) -> Iterator[CapturedLoad]:
-        """Loads of which nothing was heard for too long, as they are."""
-        late = [key for key, one in self._loads.items() if now - one.heard_at > PATIENCE_SECONDS]
-        for key in late:
-            yield self._ended(key, f"it was not copied to its end in {PATIENCE_SECONDS:g} s")
-        for key in [key for key, one in self._kept.items() if now - one[2] > KEPT_SECONDS]:
-            self._drop_kept(key)
-
-    def forget(self, pid: int, start_time_ns: int) -> Iterator[CapturedLoad]:
-        """Forgets a process that has ended; gives its loads that were still being copied."""
-        for key, capture in list(self._loads.items()):
-            call = capture.begun.call
-            if (call.tgid, call.start_ns) == (pid, start_time_ns):
-                yield self._ended(key, "the process ended meanwhile")
-        for key, known in list(self._known.items()):
-            if (known.pid, known.start_time_ns) == (pid, start_time_ns):
-                del self._known[key]
-                self._drop_kept(key)
-
-    # ---------------------------------------------------------------- handing over
-
-    def _ended(self, key: LoadKey, missed: str, copied: Copied | None = None) -> CapturedLoad:
-        capture = self._loads.pop(key)
-        begun, within = capture.begun, capture.within
-        self._held_bytes -= capture.bytes
-        path: str | None = None
-        if capture.is_by_name:
-            path = os.fsdecode(bytes(capture.path)) if capture.path else ""
-            if key in self._known:
-                self._known[key].path = path
-        number, function = capture.number, begun.call.name
-        if within is not None and within.is_by_name:
-            # What a load by name goes on to is that load, now with its bytes.
-            number, function, path = within.number, within.function, within.path
-            self._known[key] = within
-        image_bytes = (copied.image_bytes if copied else 0) or begun.image_bytes or None
-        descriptor = capture.descriptor
-        if descriptor is not None:
-            descriptor = copies.sealed(descriptor)
-        return CapturedLoad(
-            number=number,
-            at_ns=begun.call.time_ns + self.boot_offset_ns,
-            process=begun.process,
-            thread_id=begun.call.pid,
-            function=function,
-            address=0 if capture.is_by_name else begun.image,
-            path=path,
-            image_bytes=None if capture.is_by_name else image_bytes,
-            captured_bytes=capture.bytes if descriptor is not None else 0,
-            missed=missed,
-            stopped=False,
-            descriptor=descriptor,
-        )
-
-    def _remember(self, key: LoadKey, known: Known) -> None:
-        if CALLS[self._loads[key].begun.call.function].task == LINKED:
-            return  # it is told of when it returns, and that is all
-        self._known[key] = known
-        if len(self._known) > KNOWN_LIMIT:
-            self._known.popitem(last=False)
 
     # ---------------------------------------------------------------- one load, told twice
 
@@ -288,9 +304,8 @@ class Captures:
         return kept[1] == load.captured_bytes and _same_bytes(kept[0], load.descriptor, kept[1])
 
 
-def start_of(descriptor: int | None) -> bytes:
-    """The first bytes of a memory file."""
-    return b"" if descriptor is None else os.pread(descriptor, PATH_LIMIT_BYTES, 0)
+def _path(capture: Capture) -> str:
+    return os.fsdecode(bytes(capture.path))
 
 
 def _same_bytes(one: int, other: int, size: int) -> bool:
@@ -301,8 +316,3 @@ def _same_bytes(one: int, other: int, size: int) -> bool:
         memoryview(second) as right,
     ):
         return left == right
-
-
-def process_of(capture: Capture) -> ProcessIdentity:
-    """Who loads."""
-    return capture.begun.process

@@ -1,0 +1,195 @@
+"""How many modules are captured of processes that load one and end at once, and what a load pays.
+
+    python bench/cuda_capture.py [--small 1000] [--mid 100] [--large 20] [--folder FOLDER]
+
+Needs root, gcc, and the CUDA compiler of the test environment. Programs load modules of their own
+through the stand-in driver library; what was captured is compared with the files, byte by byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls
+from gpuwarden.probes.cuda.records import CapturedLoad, ContextCall, HandleNamed, LoadReturn
+from gpuwarden.probes.cuda.stopped import boot_ns
+from gpuwarden.probes.libbpf import library
+from tests.support import cuda_bed, cuda_modules
+from tests.support.cuda_probing import found_library
+
+LOADER = """
+import subprocess, sys
+program, driver, *images = sys.argv[1:]
+for image in images:
+    subprocess.run([program, driver, f"image i map {image}", "load cuModuleLoadData m i", "exit 0"],
+                   check=True, stdout=subprocess.DEVNULL)
+"""
+TIMER = """
+import ctypes, sys, time
+cuda = ctypes.CDLL(sys.argv[1])
+cuda.cuInit(0)
+data = open(sys.argv[2], "rb").read()
+image, out, times = ctypes.create_string_buffer(data, len(data)), ctypes.c_void_p(), []
+for _ in range(int(sys.argv[3])):
+    began = time.perf_counter()
+    cuda.cuModuleLoadData(ctypes.byref(out), image)
+    times.append(time.perf_counter() - began)
+    time.sleep(float(sys.argv[4]))
+print(*times)
+"""
+
+
+@dataclass
+class Compared:
+    """A sink that keeps what was captured, to be compared with the files when all is over."""
+
+    images: list[bytes]
+    loads: list[CapturedLoad] = field(default_factory=list)
+
+    def load(self, load: CapturedLoad) -> None:
+        self.loads.append(load)
+
+    def context(self, call: ContextCall) -> None: ...
+    def returned(self, load: LoadReturn) -> None: ...
+    def named(self, handle: HandleNamed) -> None: ...
+
+    def results(self) -> tuple[int, int, list[str]]:
+        """How many are whole, how many other than their file, why bytes of others are missing."""
+        whole = wrong = 0
+        missed = [load.missed for load in self.loads if load.missed]
+        for load in self.loads:
+            if load.descriptor is None:
+                continue
+            if not load.missed:
+                with mmap.mmap(load.descriptor, 0, prot=mmap.PROT_READ) as data:
+                    same = any(len(one) == len(data) and data[:] == one for one in self.images)
+                whole, wrong = whole + same, wrong + (not same)
+            os.close(load.descriptor)
+        return whole, wrong, missed
+
+
+@contextmanager
+def probing(settings: CallSettings, sink: Compared) -> Iterator[CudaCalls]:
+    found = found_library(cuda_bed.bed().library())
+    try:
+        with CudaCalls(settings, sink) as calls:
+            until = boot_ns() + 600_000_000_000
+            with library() as bpf:
+                bpf.checked(
+                    "bpf_map_update_elem",
+                    calls.stops_until,
+                    bytes(4),
+                    until.to_bytes(8, "little"),
+                    0,
+                )
+            calls.attach(found)
+            yield calls
+    finally:
+        os.close(found.descriptor)
+
+
+def polled(calls: CudaCalls, process: subprocess.Popen[str]) -> None:
+    """Takes what is told until the process has ended and nothing is left."""
+    poll = select.epoll()
+    poll.register(calls.fileno(), select.EPOLLIN)
+    while process.poll() is None:
+        poll.poll(0.05)
+        calls.poll()
+    while poll.poll(0):
+        calls.poll()
+    poll.close()
+    calls.poll()
+
+
+def captured(what: str, images: list[Path], count: int, settings: CallSettings) -> None:
+    """Has ``count`` processes load one image each, one after the other."""
+    sink = Compared([path.read_bytes() for path in images])
+    told = [str(images[number % len(images)]) for number in range(count)]
+    bed = cuda_bed.bed()
+    with probing(settings, sink) as calls:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOADER, bed.program(), bed.library(), *told], text=True
+        )
+        polled(calls, process)
+        seconds = time.monotonic() - began
+        counters = calls.counters()
+    whole, wrong, missed = sink.results()
+    print(
+        f"{what:34} {whole:4} of {count} whole, {len(missed)} told as missed, "
+        f"{count - len(sink.loads)} not told, {wrong} wrong, {counters.stops} stops, "
+        f"{counters.dropped} dropped; {seconds:.1f} s",
+        flush=True,
+    )
+    for reason in sorted(set(missed)):
+        print(f"{'':34}   {missed.count(reason)} x {reason}")
+
+
+def load_times(image: Path, count: int, pause: float) -> list[float]:
+    """Seconds of each call."""
+    argv = [sys.executable, "-c", TIMER, str(cuda_bed.bed().library()), str(image)]
+    process = subprocess.Popen([*argv, str(count), str(pause)], stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate()
+    return [float(each) for each in output.split()]
+
+
+def timed(what: str, image: Path, count: int, pause: float) -> None:
+    """What a call of the load function takes, unprobed and probed."""
+    bare = statistics.median(load_times(image, count, pause))
+    sink = Compared([image.read_bytes()])
+    bed = cuda_bed.bed()
+    with probing(CallSettings(), sink) as calls:
+        argv = [sys.executable, "-c", TIMER, str(bed.library()), str(image)]
+        process = subprocess.Popen(
+            [*argv, str(count), str(pause)], stdout=subprocess.PIPE, text=True
+        )
+        polled(calls, process)
+        output, _ = process.communicate()
+    times = sorted(float(each) for each in output.split())
+    whole, _, _ = sink.results()
+    print(
+        f"{what:34} {bare * 1e6:8.1f} µs bare, {statistics.median(times) * 1e6:8.1f} µs probed "
+        f"(least {times[0] * 1e6:.1f}, most {times[-1] * 1e6:.1f}); {whole} of {count} whole",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", type=int, default=1000)
+    parser.add_argument("--mid", type=int, default=100)
+    parser.add_argument("--large", type=int, default=20)
+    parser.add_argument("--wait-ms", type=int, default=CallSettings().wait_ms)
+    options = parser.parse_args()
+    usual = CallSettings(wait_ms=options.wait_ms)
+    stopping = CallSettings(wait_ms=options.wait_ms, may_stop=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        small = [cuda_modules.small(folder, seed) for seed in range(8)]
+        mid = [cuda_modules.mid_size(folder, seed) for seed in range(4)]
+        large = [cuda_modules.large(folder)]
+        size = {path: f"{path.stat().st_size / 1024:.0f} KiB" for path in (*small, *mid, *large)}
+        # captured(f"small, {size[small[0]]}", small, options.small, usual)
+        # captured(f"mid-size, {size[mid[0]]}", mid, options.mid, usual)
+        captured(f"large, {size[large[0]]}", large, options.large, usual)
+        no_wait = CallSettings(wait_ms=0)
+        captured(f"large, {size[large[0]]}, no waiting", large, options.large, no_wait)
+        captured(f"large, {size[large[0]]}, may stop", large, options.large, stopping)
+        for path, count, pause in ((small[0], 300, 0.002), (mid[0], 60, 0.02), (large[0], 8, 0.5)):
+            timed(f"a call, {size[path]}", path, count, pause)
+
+
+if __name__ == "__main__":
+    main()
