@@ -136,6 +136,7 @@ def test_a_miner_in_a_training_process_is_one_critical_finding(
         record_property("seconds until the finding", round(seconds, 3))
         print(f"module_loaded_hash_like: {seconds:.3f} s after the script was given")
         assert finding["severity"] == "critical"
+        wait_for_loads(agent, program.pid, 3)
         said = json.dumps(finding)
         [miner] = [
             module
@@ -224,6 +225,7 @@ def test_containers_with_one_library_are_told_apart(
             BOUND_SECONDS,
         )  # fmt: skip
         wait_for_loads(agent, honest.pid, 2)
+        wait_for_loads(agent, miner.pid, 1)
         by_container = {
             line["container"]["id"]: {one["standing"] for one in line["modules"]}
             for line in (*loads(agent, honest.pid), *loads(agent, miner.pid))
