@@ -136,6 +136,17 @@ DRIVER int impl_cuCtxCreate_v4(void **out, void *parameters, unsigned flags, int
 	return make_context(out, device);
 }
 
+#define DRAWING(name)                                                                             \
+	DRIVER int impl_##name(void **out, unsigned flags, int device)                            \
+	{                                                                                         \
+		(void)flags;                                                                      \
+		return make_context(out, device);                                                 \
+	}
+DRAWING(cuGLCtxCreate)
+DRAWING(cuGLCtxCreate_v2)
+DRAWING(cuVDPAUCtxCreate)
+DRAWING(cuVDPAUCtxCreate_v2)
+
 DRIVER int impl_cuCtxDestroy_v2(void *context)
 {
 	return end_context(context);

@@ -97,6 +97,7 @@ name_\name:
 	exported cuDeviceGetAttribute, cuGetErrorName
 	exported cuGetProcAddress, cuGetProcAddress_v2, cuGetExportTable
 
+	exported cuGLCtxCreate, cuGLCtxCreate_v2, cuVDPAUCtxCreate, cuVDPAUCtxCreate_v2
 	exported cuCtxCreate_v2, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy_v2
 	exported cuCtxGetCurrent, cuCtxSetCurrent, cuCtxSynchronize
 	exported cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2

@@ -6,12 +6,20 @@ Argument positions: cuda.h of CUDA 13; the slots of export tables: measured with
 from __future__ import annotations
 
 CONTEXTS = (
+    "cuCtxCreate",
     "cuCtxCreate_v2",
     "cuCtxCreate_v3",
     "cuCtxCreate_v4",
+    "cuGLCtxCreate",
+    "cuGLCtxCreate_v2",
+    "cuVDPAUCtxCreate",
+    "cuVDPAUCtxCreate_v2",
+    "cuCtxDestroy",
     "cuCtxDestroy_v2",
     "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxReset_v2",
     "cuGreenCtxCreate",
     "cuGreenCtxDestroy",
@@ -24,7 +32,9 @@ LOADS = (
     "cuModuleLoadFatBinary",
     "cuLibraryLoadData",
     "cuLibraryLoadFromFile",
+    "cuLinkAddData",
     "cuLinkAddData_v2",
+    "cuLinkAddFile",
     "cuLinkAddFile_v2",
     "cuLinkComplete",
 )
