@@ -14,11 +14,10 @@ BINS = 64
 SCALES_SECONDS = (0.0005, 0.002, 0.008, 0.032)
 """Width of a bin: each scale finds the periods of a few bins, and steps vary by as much as one."""
 LEAST_BINS, MOST_BINS = 4, 26
-MULTIPLES = 6
-NEAR = 0.15
 KERNELS = 256
 LAUNCHES = 3
 """Of a kernel in one stretch, for it to be asked."""
+LONGER = 1.2
 ALIKE, ALIKE_WINDOWS = 0.25, 0.35
 FIRST = 0.8
 """The first peak of this share of the highest is the period: the others are its multiples."""
@@ -103,11 +102,14 @@ def _alike(series: Floats, lags: int) -> tuple[Floats, Floats]:
 
 
 def _steps(periods: Sequence[Period]) -> list[Period]:
-    """The longest first, without those that are a few times another one."""
+    """The longest first, without those after which launches are less alike than after a shorter
+    one: jitter makes every multiple of a period weaker."""
     kept: list[Period] = []
     for period in periods:
-        ratios = [period.seconds / one.seconds for one in kept]
-        if all(round(r) > MULTIPLES or abs(r - round(r)) > NEAR for r in ratios):
+        if all(
+            period.strength >= FIRST * one.strength and period.seconds > LONGER * one.seconds
+            for one in kept
+        ):
             kept.append(period)
     return kept[::-1]
 
