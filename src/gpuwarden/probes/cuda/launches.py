@@ -154,30 +154,51 @@ class LaunchProbe:
         loaded = self._loaded
         if found.key in self._attached:
             return self._attached[found.key][0]
-        links: list[uprobes.Link] = []
-        probed: list[str] = []
-        at_start: list[str] = []
-        problems: list[str] = []
-        places: dict[int, str] = {}
+        # Two names of one place are one function: its launches are not to be counted twice.
+        names: dict[int, list[str]] = {}
+        places: dict[str, list[int]] = {program: [] for program in PROGRAMS}
         for name, point in _launch_points(found):
-            if point.file_offset in places:
-                # Two names of one function: its launches are not to be counted twice.
-                probed.append(name)
-                continue
-            program = loaded.program(_program(name))
-            where = [uprobes.Point(point.file_offset, 0)]
-            try:
-                links += uprobes.attach(loaded.bpf, program, found.descriptor, where)
-            except OSError as error:
-                problems.append(f"{name}: not attached: {error.strerror or error}")
-                continue
-            places[point.file_offset] = name
-            probed.append(name)
-            if point.at_start:
-                at_start.append(name)
-        attached = AttachedLibrary(found.key, tuple(probed), tuple(at_start), tuple(problems))
+            if point.file_offset not in names:
+                places[_program(name)].append(point.file_offset)
+            names.setdefault(point.file_offset, []).append(name)
+        links: list[uprobes.Link] = []
+        problems: dict[int, str] = {}
+        for program, offsets in places.items():
+            links += self._linked(loaded, program, found.descriptor, offsets, problems)
+        probed = [name for offset, some in names.items() if offset not in problems for name in some]
+        attached = AttachedLibrary(
+            found.key,
+            tuple(probed),
+            tuple(name for name in probed if found.points[name].at_start),
+            tuple(
+                f"{name}: not attached: {why}"
+                for offset, why in problems.items()
+                for name in names[offset]
+            ),
+        )
         self._attached[found.key] = attached, links
         return attached
+
+    def _linked(
+        self,
+        loaded: ProbeObject,
+        program: str,
+        descriptor: int,
+        offsets: list[int],
+        problems: dict[int, str],
+    ) -> list[uprobes.Link]:
+        """All places together, and where that cannot be one by one, to know which it is."""
+        points = [uprobes.Point(offset, 0) for offset in offsets]
+        try:
+            return uprobes.attach(loaded.bpf, loaded.program(program), descriptor, points)
+        except OSError as error:
+            if len(points) == 1:
+                problems[offsets[0]] = error.strerror or str(error)
+                return []
+        links: list[uprobes.Link] = []
+        for offset in offsets:
+            links += self._linked(loaded, program, descriptor, [offset], problems)
+        return links
 
     def detach(self, key: LibraryKey) -> None:
         """Takes the probes off a library; what was counted stays. Does nothing if it has none."""
