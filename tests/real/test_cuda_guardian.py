@@ -175,9 +175,9 @@ def test_when_the_tracer_is_killed_the_guardian_continues_all_and_ends(
         time.sleep(guardian.LOOK_SECONDS)
         loaded = text_pages.bpf_of(tracer.pid)
         assert all(loaded.values())
-        load(program)
-        wait_for(lambda: state(program.pid) == "T", "the stop")
         with Standstill([program.pid]) as seen:
+            load(program)
+            wait_for(lambda: state(program.pid) == "T", "the stop")
             tracer.kill()
             tracer.wait()
             answered(program)
@@ -245,10 +245,10 @@ def test_a_guardian_that_is_killed_is_replaced_and_its_stops_are_the_next_ones(
 ) -> None:
     with guarded(stopper, bpffs) as guard, loading(bulk) as (program, _):
         first = guard.pid
-        load(program)
-        stopped_record(stopper, program)
-        os.kill(first or 0, signal.SIGKILL)
         with Standstill([program.pid]) as seen:
+            load(program)
+            stopped_record(stopper, program)
+            os.kill(first or 0, signal.SIGKILL)
             while state(program.pid) == "T":
                 guard.look()
                 time.sleep(0.02)
