@@ -110,6 +110,9 @@ def build_parser() -> argparse.ArgumentParser:
     history = commands.add_parser("history", help="since when: a process's or a GPU's past")
     history.add_argument("pid", nargs="?", type=int, metavar="PID")
     history.add_argument("--gpu", metavar="N", help="a GPU by number or UUID")
+    history.add_argument(
+        "--module", metavar="DIGEST", help="when a GPU module was first loaded here, and by whom"
+    )
     history.add_argument("--from", dest="recording", metavar="FILE", help="a recorded node")
     history.add_argument(
         "--since", metavar="AGO", help="what is remembered since 30m, 2h or 7d ago"
@@ -278,9 +281,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _history(arguments: argparse.Namespace) -> int:
     from gpuwarden import history
 
-    asked = history.asked(vars(arguments))
-    policy, _ = _load_policy(arguments.policy)
-    told = history.tell(_snapshot(arguments), policy, asked, width=_width())
+    if arguments.module is not None:
+        from gpuwarden.history import sightings
+
+        told = sightings.asked(vars(arguments), width=_width())
+    else:
+        asked = history.asked(vars(arguments))
+        policy, _ = _load_policy(arguments.policy)
+        told = history.tell(_snapshot(arguments), policy, asked, width=_width())
     _write(told.text)
     sys.stderr.write(told.complaint)
     return EXIT_CLEAR if told.found and not told.complaint else EXIT_BLIND

@@ -211,6 +211,15 @@ class ModuleStore(LossyDatabase):
         """The module of this digest as it was seen first, None when it is not remembered."""
         return next(iter(self._read("WHERE digest = ? ORDER BY first_ns LIMIT 1", digest)), None)
 
+    def like(self, beginning: str, limit: int = 100) -> list[Sighting]:
+        """Those whose digest begins with these hexadecimal digits, in the order of digests."""
+        return self._read(
+            "WHERE digest >= ? AND digest < ? ORDER BY digest, first_ns LIMIT ?",
+            beginning,
+            f"{beginning}g",
+            limit,
+        )
+
     def recent(self, limit: int = 100) -> list[Sighting]:
         """Those first seen last, the newest first."""
         return self._read("ORDER BY first_ns DESC, digest LIMIT ?", limit)

@@ -13,13 +13,22 @@ import msgspec
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.finding import Finding
 from gpuwarden.model import Fact, Gap
-from gpuwarden.store import FINDINGS_FILE, SAMPLES_FILE, Ledger, SampleStore, Series
+from gpuwarden.store import (
+    FINDINGS_FILE,
+    MODULES_FILE,
+    SAMPLES_FILE,
+    Ledger,
+    ModuleStore,
+    SampleStore,
+    Series,
+    Sighting,
+)
 
 STATE_REMEDY = "gpuwarden watch keeps a memory; it has not run here, or not with this --state"
 DAMAGED_REMEDY = "restart gpuwarden watch: it sets the file aside and begins a new one"
 
 State = Literal["ok", "none", "failed", "not-asked"]
-Opened = TypeVar("Opened", Ledger, SampleStore)
+Opened = TypeVar("Opened", Ledger, SampleStore, ModuleStore)
 Process = tuple[int | None, int | None, str | None]
 """(pid, start time in ticks, boot id)."""
 
@@ -43,6 +52,18 @@ class Remembered(Fact, frozen=True, kw_only=True):
     troubles: tuple[Gap, ...] = ()
     series: tuple[Series, ...] = ()
     findings: tuple[KnownFinding, ...] = ()
+
+
+class Sightings(Fact, frozen=True, kw_only=True, omit_defaults=False):
+    """First sightings of GPU modules; what `history --module --format json` prints."""
+
+    schema: str = "gpuwarden.sightings"
+    version: int = 1
+    directory: str
+    state: State
+    troubles: tuple[Gap, ...]
+    sightings: tuple[Sighting, ...]
+    """In the order of their digests."""
 
 
 class _Life(msgspec.Struct):
@@ -92,6 +113,18 @@ def gpus(directory: str) -> set[str]:
         SAMPLES_FILE, SampleStore, lambda samples: samples.series(limit=0)
     )
     return {one.gpu_id for one in every or ()}
+
+
+def sightings(directory: str, digest: str, most: int) -> Sightings:
+    """Modules whose digest begins with ``digest``. Errors: none; see ``troubles``."""
+    memory = _Memory(directory)
+    found = memory.ask(MODULES_FILE, ModuleStore, lambda modules: modules.like(digest, most))
+    return Sightings(
+        directory=directory,
+        state=memory.state,
+        troubles=tuple(memory.troubles),
+        sightings=tuple(found or ()),
+    )
 
 
 def _process(series: Series) -> Process:
