@@ -20,8 +20,8 @@ from gpuwarden.cuda.launches.sequences import Array, Mask, Stretch
 LAUNCHES = 60
 """So many, or bursts of them, are judged together."""
 WINDOWS = 3
-OF_WINDOW = 64
-"""Launches of one window that are looked at."""
+OF_WINDOW, INTERVALS_OF_WINDOW = 64, 256
+"""Launches and intervals of one window that are looked at."""
 NEIGHBOURS = 8
 """Other launches that a window needs."""
 DISTINCT = 0.1
@@ -66,18 +66,27 @@ class _Neighbours:
         self._by_time: dict[int, float] = {}
         self._by_count: dict[int, float] = {}
         self._between: Counter[int] = Counter()
+        self._sizes: Counter[int] = Counter()
+        """Of the bursts: what follows every other launch does so as often each time."""
 
     def add(self, at_ns: Array, others_at_ns: Array, others: Array) -> None:
         """Launches in order of time beside the other ones there."""
         if len(others) < NEIGHBOURS:
             return
-        inside = np.unique(np.searchsorted(others_at_ns, at_ns, side="right"))
+        inside, sizes = np.unique(
+            np.searchsorted(others_at_ns, at_ns, side="right"), return_counts=True
+        )
         reach = self._reach
-        inside = inside[(inside >= reach) & (inside <= len(others) - reach)] - reach
+        kept = (inside >= reach) & (inside <= len(others) - reach)
+        inside = inside[kept] - reach
         if len(inside):
+            self._sizes.update(sizes[kept].tolist())
+            self._between.update(np.diff(inside).tolist())
+            # All over the stretch, not only the first ones: these may be a part of one step.
+            chosen = np.linspace(0, len(inside) - 1, min(len(inside), OF_WINDOW))
+            inside = inside[chosen.astype(np.int64)]
             contexts = self._all_contexts(others)
             self._contexts.update(contexts[inside].tolist())
-            self._between.update(np.diff(inside).tolist())
             self.bursts += len(inside)
             gaps = np.diff(others_at_ns)[reach - 1 : len(contexts) + reach - 1]
             self._expect(contexts, gaps.astype(float), len(inside))
@@ -122,8 +131,9 @@ class _Neighbours:
         noise = (2 * len(chances)) ** 0.5 / count
         step, often = max(self._between.items(), key=lambda one: one[1], default=(0, 0))
         total = self._between.total()
-        locked = not total or often >= LOCKED * total
-        may_hide = step <= 3 or sum(share * share for share in chances.values()) > DISTINCT
+        alike = max(self._sizes.values(), default=0) >= LOCKED * self._sizes.total()
+        locked = not total or (often >= LOCKED * total and alike)
+        may_hide = 0 < step <= 3 or sum(share * share for share in chances.values()) > DISTINCT
         return shared > BOUND + 3 * noise or (may_hide and locked)
 
 
@@ -151,7 +161,7 @@ class Rhythm:
     def add(self, samples: Stretch, mine: Mask, others: Mask) -> bool:
         """One window's launches of the kernel, and the other ones to compare them with; whether
         that made up a new verdict."""
-        at = np.flatnonzero(mine)[:OF_WINDOW]
+        at = np.flatnonzero(mine)
         if not len(at):
             return False
         self._windows += 1
@@ -160,7 +170,8 @@ class Rhythm:
             own = at[samples.lane[at] == lane]
             beside = others & (samples.lane == lane)
             self._in_lane.add(samples.at_ns[own], samples.at_ns[beside], samples.kernel[beside])
-            self._intervals.extend((np.diff(samples.at_ns[own]) / 1e9).tolist())
+            between = np.diff(samples.at_ns[own])[:INTERVALS_OF_WINDOW]
+            self._intervals.extend((between / 1e9).tolist())
         if self._anywhere.bursts < LAUNCHES or self._windows < WINDOWS:
             if self._windows >= WINDOWS_LIMIT:
                 self._start()
