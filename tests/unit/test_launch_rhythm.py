@@ -29,6 +29,13 @@ def stretch(at: Array, kernel: Array, lane: Array) -> Stretch:
     return Stretch(at[order], kernel[order], lane[order], order)
 
 
+def beside(at: Array, kernel: Array, mine: Array, lane: int) -> Stretch:
+    """The loop in lane 0 and the launches of the kernel in another, or in the same one."""
+    lanes = (np.zeros(len(at), np.int64), np.full(len(mine), lane))
+    kernels = np.concatenate([kernel, np.full(len(mine), MINE)])
+    return stretch(np.concatenate([at, mine]), kernels, np.concatenate(lanes))
+
+
 def judged(windows: list[Stretch]) -> Verdict:
     rhythm = Rhythm()
     for window in windows:
@@ -47,13 +54,7 @@ def in_step(places: list[int], *, lane: int, kinds: int = STEP, seed: int = 1) -
         at, kernel = others(rng, 1.0, 0.05, kinds)
         after = np.flatnonzero(np.isin(np.arange(len(at)) % STEP, places))
         mine = at[after] + rng.integers(1, 2000, len(after))
-        windows.append(
-            stretch(
-                np.concatenate([at, mine]),
-                np.concatenate([kernel, np.full(len(mine), MINE)]),
-                np.concatenate([np.zeros(len(at), np.int64), np.full(len(mine), lane)]),
-            )
-        )
+        windows.append(beside(at, kernel, mine, lane))
     return judged(windows)
 
 
@@ -66,13 +67,7 @@ def timed(gaps: str, *, lane: int, hz: float = 50.0, kinds: int = STEP, seed: in
             rng.normal(1, 0.05, int(hz)) if gaps == "steady" else rng.exponential(1, int(hz))
         ) / hz
         mine = (np.cumsum(made) * 1e9).astype(np.int64)
-        windows.append(
-            stretch(
-                np.concatenate([at, mine]),
-                np.concatenate([kernel, np.full(len(mine), MINE)]),
-                np.concatenate([np.zeros(len(at), np.int64), np.full(len(mine), lane)]),
-            )
-        )
+        windows.append(beside(at, kernel, mine, lane))
     return judged(windows)
 
 
@@ -129,11 +124,7 @@ def test_a_slow_one_is_steady_by_its_counts() -> None:
         at, kernel = others(rng, 1.0, 0.05)
         mine = np.array([int(rng.integers(1, 10**9))])
         rhythm.counted(1)
-        window = stretch(
-            np.concatenate([at, mine]),
-            np.concatenate([kernel, [MINE]]),
-            np.concatenate([np.zeros(len(at), np.int64), [1]]),
-        )
+        window = beside(at, kernel, mine, 1)
         if rhythm.add(window, window.kernel == MINE, window.kernel != MINE):
             verdict = rhythm.verdict
     assert verdict is not None
