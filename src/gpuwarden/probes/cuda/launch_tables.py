@@ -73,18 +73,16 @@ class Launches(SlotTable):
     """Launches by process and handle."""
 
     layout = "launch_slot"
-    _handle = _word(layout, "handle")
-    _launches = _word(layout, "launches")
+    _slot = layouts.packed(layout, among=LAYOUTS)
 
     def counts(self) -> list[LaunchCount]:
         """One entry a process and handle."""
-        words = self._words
         found: dict[tuple[int, int, int], int] = {}
         for at in self.taken:
-            pid, start_ns = self.process(at)
-            key = (pid, start_ns, words[at + self._handle])
+            start_ns, handle, launches, owner = self._slot.unpack_from(self._mapping, at * WORD)
+            key = (owner & _PID, start_ns, handle)
             # Threads that came at once have one slot each.
-            found[key] = found.get(key, 0) + words[at + self._launches]
+            found[key] = found.get(key, 0) + launches
         return [LaunchCount(*key, launches) for key, launches in found.items()]
 
 
