@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cuda_bed
+from gpuwarden.probes.cuda.calls import CallSettings
+from tests.support import cuda_bed, cuda_modules
 from tests.support.cuda_containers import CudaContainers, cuda_containers
+from tests.support.cuda_probing import RING, Probing, probing
 from tests.support.probes import build, control_groups, openers
 from tests.support.stopping import StopProbe, stop_probe
 
@@ -55,3 +57,31 @@ def bulk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bulk") / "image"
     path.write_bytes(b"\x7fELF" + os.urandom(9_000_000))
     return path
+
+
+@pytest.fixture(scope="module")
+def calls_seen(built: None) -> Iterator[Probing]:
+    """Probes of calls, attached to the bed's library."""
+    with probing(cuda_bed.bed().library(), settings=CallSettings(ring_bytes=RING)) as made:
+        yield made
+
+
+@pytest.fixture
+def probe(calls_seen: Probing) -> Probing:
+    """The same, with nothing told so far."""
+    told = calls_seen.drain()
+    for kind in (told.loads, told.contexts, told.returns, told.names):
+        kind.clear()
+    return calls_seen
+
+
+@pytest.fixture(scope="module")
+def cubin() -> Path:
+    """A module of one matrix product."""
+    return cuda_modules.made("gemm")
+
+
+@pytest.fixture(scope="module")
+def fatbin() -> Path:
+    """The same for several architectures."""
+    return cuda_modules.made("gemm", "fatbin")

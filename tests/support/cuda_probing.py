@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from gpuwarden.cuda.driver_elf import entry_point, examine
 from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls
 from gpuwarden.probes.cuda.library import EntryPoint, FoundLibrary
 from gpuwarden.probes.cuda.records import CapturedLoad, ContextCall, HandleNamed, LoadReturn
+from tests.support import cuda_bed
 
 SLOTS = {
     "CUDART_INTERFACE[1]": "table_load",
@@ -27,6 +30,8 @@ SLOTS = {
 }
 """Slot → what the bed's library calls its function inside."""
 WAIT_SECONDS = 20.0
+RING = 8 << 20
+"""Enough for what tests load, and soon there."""
 
 
 @dataclass(frozen=True)
@@ -138,3 +143,26 @@ def probing(*libraries: Path, settings: CallSettings | None = None) -> Iterator[
     finally:
         for one in found:
             os.close(one.descriptor)
+
+
+def only_load(told: Told) -> SeenLoad:
+    assert len(told.loads) == 1, told.loads
+    return told.loads[0]
+
+
+def is_whole(seen: SeenLoad, data: bytes) -> bool:
+    load = seen.load
+    assert not load.missed, load.missed
+    assert load.image_bytes == load.captured_bytes == len(data)
+    return seen.data == data
+
+
+def called_by_python(code: str, *arguments: object) -> int:
+    """Runs Python with the bed's library as ``cuda``; the pid it had."""
+    begin = "import ctypes, os, sys\ncuda = ctypes.CDLL(sys.argv[1])\ncuda.cuInit(0)\n"
+    begin += "out = ctypes.c_void_p()\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin + code, str(cuda_bed.bed().library()), *map(str, arguments)]
+    )
+    assert process.wait(timeout=60) == 0
+    return process.pid

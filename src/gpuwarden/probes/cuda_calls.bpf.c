@@ -56,10 +56,10 @@ static __always_inline int tell_whole_load(struct thread *thread, bool sleeps)
 	if (!thread || !set || !is_within_share(&thread->told, COUNT_LOADS, set->loads_limit) ||
 	    !tell_load(thread))
 		return 0;
-	if (!sleeps)
+	if (thread->call.task == TASK_PATH)
+		sleeps ? copy_path(thread) : tell_path(thread);
+	else if (!sleeps)
 		thread->load.image.missing = MISSING_COPY;
-	else if (thread->call.task == TASK_PATH)
-		copy_path(thread);
 	else
 		copy_image(thread);
 	return tell_copied(thread);
@@ -115,20 +115,6 @@ static __noinline int read_name(struct thread *thread)
 	return 0;
 }
 
-SEC("?uprobe")
-int calling(struct pt_regs *context)
-{
-	struct thread *thread = this_thread();
-
-	if (!thread || !note(context, thread, bpf_get_attach_cookie(context)))
-		return 0;
-	leave_until(thread);
-	if (thread->call.task == TASK_NAME)
-		read_name(thread);
-	enter(thread);
-	return 0;
-}
-
 static __noinline int fill_context(struct cuda_context *record, struct thread *thread)
 {
 	if (!record || !thread)
@@ -156,6 +142,26 @@ static __noinline int tell_context(struct thread *thread, __u64 handle, __s32 re
 	record->result = result;
 	fill_context(record, thread);
 	bpf_ringbuf_submit(record, 0);
+	return 0;
+}
+
+SEC("?uprobe")
+int calling(struct pt_regs *context)
+{
+	struct call_settings *set = settings();
+	struct thread *thread = this_thread();
+
+	if (!set || !thread || !note(context, thread, bpf_get_attach_cookie(context)))
+		return 0;
+	if (!set->returns) {
+		if (thread->call.task == TASK_CONTEXT)
+			tell_context(thread, 0, 0);
+		return 0;
+	}
+	leave_until(thread);
+	if (thread->call.task == TASK_NAME)
+		read_name(thread);
+	enter(thread);
 	return 0;
 }
 

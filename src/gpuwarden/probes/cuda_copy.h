@@ -245,6 +245,28 @@ static __noinline int send_text(struct thread *thread, __u64 at, __u32 room)
 	return !last;
 }
 
+/* Sends a text of at most PATH_LIMIT_BYTES as far as it can be read now; whether there is any. */
+static __noinline int send_text_now(struct thread *thread)
+{
+	struct small_piece *record;
+	long read;
+
+	if (!thread)
+		return 0;
+	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
+	if (!record)
+		return 0;
+	read = bpf_probe_read_user_str(record->bytes, sizeof(record->bytes),
+				       (void *)thread->copying.from);
+	if (read <= 0) {
+		bpf_ringbuf_discard(record, 0);
+		return 0;
+	}
+	fill_piece(&record->piece, thread, read - 1);
+	bpf_ringbuf_submit(record, 0);
+	return 1;
+}
+
 /* Text goes page by page: what is behind the page of its end may be nobody's. */
 static long copy_text_page(__u32 index, struct turn *turn)
 {

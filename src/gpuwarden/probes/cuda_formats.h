@@ -11,6 +11,7 @@
 #define ELF_MAGIC 0x464c457f
 #define ELF_CLASS_64 2
 #define SECTION_WITHOUT_BYTES 8 /* SHT_NOBITS */
+#define SECTION_OF_SHARED_MEMORY 0x7000000a /* of cubins that are linked later; no bytes either */
 #define SECTIONS_LIMIT 65536
 #define TILE_IR_MAGIC_1 0x6c69547f
 #define TILE_IR_MAGIC_2 0x00524965

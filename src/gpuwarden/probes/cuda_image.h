@@ -35,7 +35,8 @@ static long reach_section(__u32 index, struct turn *turn)
 		return 1;
 	}
 	tables->at += tables->step;
-	if (section->type != SECTION_WITHOUT_BYTES && section->type)
+	if (section->type && section->type != SECTION_WITHOUT_BYTES &&
+	    section->type != SECTION_OF_SHARED_MEMORY)
 		reach(tables, section->offset, section->size);
 	return tables->missing != 0;
 }
@@ -103,7 +104,7 @@ static __noinline int measure_elf(struct thread *thread)
 	tables->step = segment_bytes;
 	tables->at = thread->load.image.at + segments;
 	reach(tables, segments, (__u64)segment_count * segment_bytes);
-	if (!tables->missing && segment_bytes >= sizeof(struct elf_segment))
+	if (!count && !tables->missing && segment_bytes >= sizeof(struct elf_segment))
 		bpf_loop(segment_count, reach_segment, &turn, 0);
 	thread->load.image.bytes = tables->end;
 	thread->load.image.missing = tables->missing;

@@ -156,6 +156,18 @@ __noinline int copy_image(struct thread *thread)
 	return 0;
 }
 
+/* The path as far as it can be read without waiting for it. */
+__noinline int tell_path(struct thread *thread)
+{
+	if (!thread)
+		return 0;
+	begin(&thread->copying, thread->load.address, PATH_LIMIT_BYTES);
+	thread->copying.of = PIECE_OF_PATH;
+	if (!send_text_now(thread))
+		thread->load.image.missing = MISSING_UNREADABLE;
+	return 0;
+}
+
 __noinline int copy_path(struct thread *thread)
 {
 	if (!thread)

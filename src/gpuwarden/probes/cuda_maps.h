@@ -15,6 +15,8 @@ struct call_settings {
 	__u32 contexts_limit;
 	__u32 loads_limit;
 	__u32 may_stop;
+	__u32 returns; /* are seen */
+	__u32 reserved;
 };
 
 struct call_process {

@@ -74,6 +74,8 @@ LAYOUTS: layouts.Layouts = {
         ("contexts_limit", "I"),
         ("loads_limit", "I"),
         ("may_stop", "I"),
+        ("returns", "I"),
+        ("reserved", "I"),
     ),
 }
 

@@ -19,9 +19,10 @@ from types import TracebackType
 from msgspec import Struct
 
 from gpuwarden.errors import Malformed, Unavailable
-from gpuwarden.probes import return_probes, uprobes
-from gpuwarden.probes.cuda import call_points, call_records
-from gpuwarden.probes.cuda.call_points import CALLS, Points
+from gpuwarden.probes import return_probes
+from gpuwarden.probes.cuda import call_records, late_bytes
+from gpuwarden.probes.cuda.call_links import CallLinks
+from gpuwarden.probes.cuda.call_points import CALLS
 from gpuwarden.probes.cuda.call_records import (
     HEAD_BYTES,
     SETTINGS,
@@ -34,7 +35,7 @@ from gpuwarden.probes.cuda.call_records import (
     Record,
     Returned,
 )
-from gpuwarden.probes.cuda.captures import Capture, Captures
+from gpuwarden.probes.cuda.captures import COPY, Capture, Captures
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
 from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
 from gpuwarden.probes.cuda.records import (
@@ -44,9 +45,7 @@ from gpuwarden.probes.cuda.records import (
     ContextCall,
     HandleNamed,
 )
-from gpuwarden.probes.cuda.stopped import REASONS as NOT_STOPPED
 from gpuwarden.probes.cuda.stopped import StoppedMap
-from gpuwarden.probes.cuda.stopped_image import WantedImage, read_stopped
 from gpuwarden.probes.events import boot_offset_ns
 from gpuwarden.probes.libbpf import RING_CALLBACK, library
 from gpuwarden.probes.loading import NOT_LOADED
@@ -58,8 +57,6 @@ PROGRAMS = ("calling", "returned")
 RECORDS_LIMIT, BYTES_LIMIT = 2048, 64 << 20
 """Taken in one ``poll``, so that a flood does not keep it from returning."""
 POLL_SECONDS = 0.25
-OVERLAP_BYTES = 4096
-"""Of what a stopped process is read again, to see that it is the same."""
 _FIRST = bytes(4)
 
 
@@ -96,7 +93,6 @@ class CudaCalls:
         self._object_path = object_path
         self._stack = ExitStack()
         self._object: ProbeObject | None = None
-        self._attached: dict[LibraryKey, tuple[AttachedLibrary, list[uprobes.Link]]] = {}
         self._decoder = CallDecoder()
         self._captures = Captures(settings.spool_bytes)
         self._callback = RING_CALLBACK(self._take)
@@ -143,7 +139,8 @@ class CudaCalls:
             self._more = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             stack.callback(os.close, self._more)
             self._poll.register(self._more, select.EPOLLIN)
-            stack.callback(self._detach_all)
+            self._links = CallLinks(loaded, self.no_copies, self.no_returns)
+            stack.callback(self._links.detach_all)
             self._stack = stack.pop_all()
 
     def __exit__(
@@ -182,6 +179,8 @@ class CudaCalls:
             settings.contexts_of_one,
             settings.loads_of_one,
             settings.may_stop,
+            not self.no_returns,
+            0,
         )
         try:
             loaded.put("settings_map", _FIRST, value)
@@ -205,70 +204,12 @@ class CudaCalls:
 
         A library that is attached to stays as it is.
         """
-        loaded = self._loaded
-        if found.key in self._attached:
-            return self._attached[found.key][0]
-        links: list[uprobes.Link] = []
-        problems = [problem for problem in (self.no_copies, self.no_returns) if problem]
-        failed: set[str] = set()
-        wanted = call_points.points(
-            found.points, sleeping=not self.no_copies, returns=not self.no_returns
-        )
-        for one in wanted:
-            failed |= self._attach_points(loaded, found, one, links, problems)
-        names = {name for one in wanted for name in one.functions}
-        offsets = {found.points[name].file_offset for name in names - failed}
-        probed = tuple(
-            call.function
-            for call in CALLS
-            if call.function in found.points and found.points[call.function].file_offset in offsets
-        )
-        attached = AttachedLibrary(
-            found.key,
-            probed,
-            tuple(name for name in probed if found.points[name].at_start),
-            tuple(problems),
-        )
-        self._attached[found.key] = (attached, links)
-        return attached
-
-    def _attach_points(
-        self,
-        loaded: ProbeObject,
-        found: FoundLibrary,
-        wanted: Points,
-        links: list[uprobes.Link],
-        problems: list[str],
-    ) -> set[str]:
-        """Attaches all points at once, or those that can be; the functions that cannot be."""
-        program, returns = loaded.program(wanted.program), wanted.returns
-        try:
-            links += uprobes.attach(
-                loaded.bpf, program, found.descriptor, wanted.points, returns=returns
-            )
-            return set()
-        except OSError:
-            failed = set()
-        for point, function in zip(wanted.points, wanted.functions, strict=True):
-            try:
-                links += uprobes.attach(
-                    loaded.bpf, program, found.descriptor, [point], returns=returns
-                )
-            except OSError as error:
-                where = "where it returns " if returns else ""
-                problems.append(f"{function} {where}is not probed: {error.strerror}")
-                failed.add(function)
-        return failed
+        self._loaded  # noqa: B018 - raises
+        return self._links.attach(found)
 
     def detach(self, key: LibraryKey) -> None:
         """Takes the probes of a library away, if there are any."""
-        attached = self._attached.pop(key, None)
-        if attached is not None:
-            uprobes.detach(self._loaded.bpf, attached[1])
-
-    def _detach_all(self) -> None:
-        for key in list(self._attached):
-            self.detach(key)
+        self._links.detach(key)
 
     # ---------------------------------------------------------------- what is told
 
@@ -385,37 +326,12 @@ class CudaCalls:
         capture = self._captures.copied(record)
         if capture is None:
             return
+        limit = self.settings.module_limit_bytes
         if record.stop_asked:
-            self._read_stopped(capture, record)
+            self._stops += late_bytes.read_stopping(capture, record, self._stops_map, limit)
+        elif record.missing == COPY and not capture.is_by_name:
+            late_bytes.read_racing(capture, limit)
         self._tell_load(capture)
-
-    def _read_stopped(self, capture: Capture, record: Copied) -> None:
-        """Reads what found no room from the process, which stands still, and lets it go on."""
-        if record.stop_outcome:
-            reasons = dict(enumerate(NOT_STOPPED))
-            why = reasons.get(record.stop_outcome, "for an unknown reason")
-            capture.problem += f"; it was not stopped: {why}"
-            return
-        self._stops += 1
-        capture.stopped = True
-        process, known = capture.begun.process, capture.image.last(OVERLAP_BYTES)
-        begins = capture.image.bytes - len(known)
-        wanted = WantedImage(
-            record.image + begins,
-            (record.image_bytes or self.settings.module_limit_bytes) - begins,
-            until_nul=not record.image_bytes,
-            prefix=known,
-        )
-        read = read_stopped(
-            self._stops_map,
-            process.pid,
-            process.start_time_ns,
-            capture.begun.call.pid,
-            wanted,
-        )
-        capture.problem = f"{capture.problem}; {read.missed}" if read.missed else ""
-        if read.descriptor is not None:
-            capture.rest, capture.rest_from = read.descriptor, len(known)
 
     def _returned(self, record: Returned) -> None:
         returned = self._captures.returned(record)

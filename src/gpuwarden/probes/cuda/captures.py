@@ -76,9 +76,10 @@ class Capture:
     copied: Copied | None = None
     stopped: bool = False
     rest: int | None = None
-    """A file with the rest of its bytes, read while its process stood still."""
+    """A file with the rest of its bytes, read from its process."""
     rest_from: int = 0
     """How many bytes of that file were known before."""
+    is_read_again: bool = False
 
     @property
     def key(self) -> LoadKey:
@@ -218,6 +219,7 @@ class Captures:
         self._held_bytes -= capture.image.bytes
         try:
             if capture.rest is not None:
+                capture.is_read_again = True
                 capture.image.append_file(capture.rest, capture.rest_from)
             descriptor = capture.image.file()
         except OSError as error:
@@ -251,7 +253,7 @@ class Captures:
         image_bytes = (copied.image_bytes if copied else 0) or begun.image_bytes
         if descriptor is None:
             captured_bytes = 0
-        elif capture.stopped and not missed:
+        elif capture.is_read_again and not missed:
             image_bytes = captured_bytes
         return CapturedLoad(
             number=number,
