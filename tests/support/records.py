@@ -8,12 +8,12 @@ from typing import Any
 from gpuwarden.probes import layouts
 
 
-def record(name: str, **values: Any) -> bytes:
+def record(name: str, /, *, among: layouts.Layouts = layouts.LAYOUTS, **values: Any) -> bytes:
     """A record of a layout; members that are not given are zero."""
     parts = []
-    for member, code in layouts.LAYOUTS[name]:
-        if code in layouts.LAYOUTS:
-            parts.append(record(code, **values.pop(member, {})))
+    for member, code in among[name]:
+        if code in among:
+            parts.append(record(code, among=among, **values.pop(member, {})))
         else:
             empty: Any = b"" if code.endswith("s") else 0
             parts.append(struct.pack("<" + code, values.pop(member, empty)))

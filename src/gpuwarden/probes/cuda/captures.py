@@ -229,16 +229,15 @@ class Captures:
             capture.close()
         load = self._load(capture, missed, descriptor, captured_bytes)
         within = capture.within
-        if within is None or within.is_by_name:
-            if within is not None:
-                self._known[capture.key] = within
-            self._keep(capture.key, load)
-            return load
-        if self._is_the_same(load, capture):
+        if within is not None and self._is_the_same(load, capture):
             if load.descriptor is not None:
                 os.close(load.descriptor)
             self._known[capture.key] = within
             return None
+        if within is None or within.is_by_name:
+            if within is not None:
+                self._known[capture.key] = within
+            self._keep(capture.key, load)
         return load
 
     def _load(

@@ -70,13 +70,18 @@ class Image:
 
         Errors: OSError, ValueError when there is no room for it.
         """
+        if not length:
+            return
         if not self._is_staged:
             _write(self._file(), address, length, offset)
             self.bytes = offset + length
             return
-        end = offset + length
+        end, gap = offset + length, offset - self.bytes
         while end > len(self._blocks) * BLOCK_BYTES:
             self._blocks.append(self._spare.take())
+        for at in range(self.bytes, self.bytes + gap):
+            # What a block held before is somebody else's.
+            self._blocks[at // BLOCK_BYTES][at % BLOCK_BYTES] = 0
         while offset < end:
             index, at = divmod(offset, BLOCK_BYTES)
             part = min(end - offset, BLOCK_BYTES - at)
@@ -158,8 +163,7 @@ class Image:
 
 def _write(descriptor: int, address: int, length: int, offset: int) -> None:
     # Pages that are asked for at once come in half the time that each takes when written to.
-    if length:
-        os.posix_fallocate(descriptor, offset, length)
+    os.posix_fallocate(descriptor, offset, length)
     while length:
         wrote = _libc.pwrite(descriptor, address, length, offset)
         if wrote <= 0:
