@@ -49,9 +49,8 @@ def test_what_a_process_does_is_told_and_summed_up(tmp_path: Path) -> None:
         running() as program,
         tracing(tmp_path, str(program.pid), *arguments, columns=400) as trace,
     ):
-        # Its library is attached to as soon as a load shows.
-        while "load " not in trace.text:
-            program.do(*training())
+        trace.wait(lambda text: "entry points of" in text, "its library")
+        program.do(*training())
         program.do(*miner())
         trace.wait(lambda text: "module_loaded_hash_like" in text, "the finding")
         trace.wait(lambda text: f"{cuda_modules.MINER_KERNEL} 50" in text, "its launches")
@@ -75,11 +74,13 @@ def test_a_container_is_told_apart_from_others(cuda_engine: CudaContainers, tmp_
         cuda_engine.running(options=options) as other,
         tracing(tmp_path, "--container", wanted.identity[:12], "--events") as trace,
     ):
-        while "module_load" not in trace.text:
-            for one in (other, wanted):
-                one.do(*loading(Path("/code/gemm"), "g"))
+        trace.wait(attached, "their library")
+        for one in (other, wanted):
+            one.do(*loading(Path("/code/gemm"), "g"))
+        trace.wait(lambda text: '"kind":"module_load"' in text, "a load")
         assert trace.stop() == CLEAR
     events = [json.loads(line) for line in trace.text.splitlines()]
+    events = [event for event in events if event["kind"] != "cuda_library"]
     assert {event["process"]["pid"] for event in events} == {wanted.pid}
     assert {event["container"]["id"] for event in events} == {wanted.identity}
     assert other.pid != wanted.pid
@@ -114,8 +115,8 @@ def test_nothing_is_learned_without_a_profile(tmp_path: Path) -> None:
     with running() as program:
         arguments = (str(program.pid), "--learn", str(tmp_path / "run.launches"))
         with tracing(tmp_path, *arguments) as trace:
-            while "load " not in trace.text:
-                program.do(*training())
+            trace.wait(lambda text: "entry points of" in text, "its library")
+            program.do(*training())
             program.close()
             assert trace.process.wait(60) == USAGE
     assert "declares no code profile" in trace.errors

@@ -39,6 +39,7 @@ from gpuwarden.cuda.messages import (
 )
 from gpuwarden.cuda.options import TracerOptions
 from gpuwarden.cuda.traced import Key, Processes
+from gpuwarden.cuda.windows import WINDOW_SECONDS, LaunchWindows
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import CudaLibrary
@@ -58,7 +59,6 @@ from gpuwarden.probes.cuda.records import (
 from gpuwarden.probes.events import ticks
 from gpuwarden.sensors.process import stat_lines
 
-WINDOW_SECONDS = 1.0
 GUARDED_SECONDS = 0.1
 INSTALLED_WINDOWS = 30
 UNREAD_TOLD = 16
@@ -94,9 +94,9 @@ class Tracer:
         self._unread: tuple[str, ...] = ()
         self._results: OrderedDict[int, LoadReturn] = OrderedDict()
         self._retry_at = 0.0
-        self._window_from = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._launch_windows: LaunchWindows | None = None
+        self._dying: set[Key] = set()
         self._windows = 0
-        self._samples_open = False
 
     # ---------------------------------------------------------------- the loop
 
@@ -266,6 +266,8 @@ class Tracer:
         self._note("probes", "")
         self._calls, self._launches, self._loads = calls, launches, loads
         self._guardian = guardian
+        if launches is not None:
+            self._launch_windows = LaunchWindows(launches, self._processes, self._options)
         self._watch(calls.fileno())
         self._watch(loads.fileno())
         return True
@@ -329,32 +331,21 @@ class Tracer:
     # ---------------------------------------------------------------- once a second
 
     def _window(self) -> None:
-        probe, options = self._launches, self._options
         if self._guardian is not None:
             self._note("guardian", self._guardian.problem)
-        if probe is None:
-            return
-        until = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        samples = probe.samples() if self._samples_open else []
-        dropped = dict(probe.dropped) if self._samples_open else {}
-        windows = self._processes.windows(
-            probe.counts(), samples, dropped, self._window_from, until
-        )
-        for key, window in windows:
-            self._tell(LaunchesSeen(start_time_ns=key[1], window=window))
-        self._window_from = until
-        self._samples_open = bool(options.sample_every) and (
-            self._windows % options.sample_every == 0
-        )
-        if self._samples_open:
-            probe.sample(WINDOW_SECONDS, options.sample_most)
+        if self._launch_windows is not None:
+            for key, window in self._launch_windows.turn():
+                self._tell(LaunchesSeen(start_time_ns=key[1], window=window))
 
     def _bury(self) -> None:
-        """Notes processes that have ended."""
-        for key in self._processes.known():
-            if not self._is_there(key[0], ticks(key[1])):
-                self._processes.forget(key)
-                self._forget(key)
+        """Notes processes that have ended; their last window is told before they are forgotten."""
+        ended = {
+            key for key in self._processes.known() if not self._is_there(key[0], ticks(key[1]))
+        }
+        for key in ended & self._dying:
+            self._processes.forget(key)
+            self._forget(key)
+        self._dying = ended - self._dying
         for process in list(self._mapping):
             if not self._is_there(*process):
                 del self._mapping[process]

@@ -19,6 +19,7 @@ from gpuwarden.cuda.messages import (
     LaunchesSeen,
     LoadSeen,
     Message,
+    ProcessMaps,
     TracerState,
 )
 from gpuwarden.cuda.options import TracerOptions
@@ -404,4 +405,6 @@ def key_of(message: Message) -> NamedKey:
         return message.call.process.pid, message.call.process.start_time_ticks
     if isinstance(message, LaunchesSeen):
         return message.window.pid, message.window.start_time_ticks
+    if isinstance(message, ProcessMaps):
+        return message.pid, message.start_time_ticks
     return 0, 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from gpuwarden.cuda.messages import LaunchesSeen, LibraryGone, LibrarySeen, Message
+from gpuwarden.cuda.messages import LaunchesSeen, LibraryGone, LibrarySeen, Message, ProcessMaps
 from gpuwarden.cuda.options import TracerOptions
 from gpuwarden.errors import Denied, UsageError
 from gpuwarden.finding import Finding, severity_rank
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpuwarden.watch.trace_learning import RunOfProcess
 
 BUDGET_SECONDS = 0.02
-LINGER_SECONDS = 1.5
+LINGER_SECONDS = 3.5
 """How long what a process did last is waited for, after its end."""
 EXIT_CLEAR, EXIT_FINDING, EXIT_BLIND = 0, 1, 2
 
@@ -191,6 +191,16 @@ class Trace:
                 return  # told in the summary, of the processes that were asked for
         elif self._choose(key_of(message)) is None:
             return
+        elif isinstance(message, ProcessMaps):
+            # From now on its calls are seen.
+            for key in message.libraries:
+                library = self._side.book.libraries.get(key)
+                if library is not None and not self._arguments.all:
+                    self._write_event(LibrarySeen(key=key, library=library), profile)
+            return
+        self._write_event(message, profile)
+
+    def _write_event(self, message: Message, profile: str) -> None:
         if self._arguments.events:
             line = self._lines.line(message, profile)
             text = "" if line is None else line.decode() + "\n"
