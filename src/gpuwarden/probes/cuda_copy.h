@@ -214,9 +214,10 @@ static long copy_next(__u32 index, struct turn *turn)
 }
 
 /* Sends the text on one page, ``room`` bytes at most; 0 where the copy is to go on. */
-static __noinline int send_text(struct thread *thread, __u64 at, __u32 room)
+static __noinline int send_text(struct thread *thread, __u64 at, __u32 most)
 {
 	struct small_piece *record;
+	__u64 room = most;
 	__u32 length;
 	char last = 0;
 	long read;
@@ -228,6 +229,9 @@ static __noinline int send_text(struct thread *thread, __u64 at, __u32 room)
 		return miss_room(thread);
 	if (room > PAGE_BYTES || !room)
 		room = PAGE_BYTES;
+	/* Bounded once more for verifiers that lose sight of a bound (seen with 6.1). */
+	asm volatile("" : "+r"(room));
+	room = ((room - 1) & (PAGE_BYTES - 1)) + 1;
 	read = bpf_probe_read_user_str(record->bytes, room, (void *)at);
 	if (read <= 0 || (read == room && bpf_probe_read_user(&last, 1, (void *)(at + room - 1)))) {
 		bpf_ringbuf_discard(record, 0);
