@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.guest.archive import Archive
 from tests.guest.kernel import Kernel
+from tests.support import cuda_bed
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -132,6 +133,10 @@ def _checks(archive: Archive, kernel: Kernel, work: Path) -> None:
         # Static: a process that is to live shortly does not look for libraries.
         _run("gcc", "-O2", "-static", "-o", str(work / name), str(source))
         archive.file(work / name, f"{CHECKS}/{name}")
+    bed = cuda_bed.Bed(work)
+    archive.file(bed.library(), f"{CHECKS}/cuda/libcuda.so.1")
+    archive.file(bed.program(), f"{CHECKS}/cuda/program")
+    _with_libraries(archive, [bed.library(), bed.program()], copied=False)
     for path in (ROOT / "tests/__init__.py", HERE / "__init__.py", *(HERE / "inside").glob("*.py")):
         archive.file(path, f"{CHECKS}/{path.relative_to(ROOT)}")
     for number, (name, content) in enumerate(kernel.modules.items()):

@@ -6,7 +6,7 @@ import os
 import sys
 
 from gpuwarden.probes import loader
-from tests.guest.inside import systemd, whole
+from tests.guest.inside import cuda, systemd, whole
 from tests.guest.inside.report import Report
 from tests.guest.inside.ways import WayChecks
 
@@ -27,6 +27,7 @@ def main() -> None:
             for way in loader.WAYS:
                 WayChecks(way, report).run()
             whole.run(report)
+            cuda.run(report)
     report.end()
 
 
