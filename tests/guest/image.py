@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -133,7 +134,9 @@ def _checks(archive: Archive, kernel: Kernel, work: Path) -> None:
         # Static: a process that is to live shortly does not look for libraries.
         _run("gcc", "-O2", "-static", "-o", str(work / name), str(source))
         archive.file(work / name, f"{CHECKS}/{name}")
-    bed = cuda_bed.Bed(work)
+    shutil.rmtree(work / "cuda", ignore_errors=True)  # the bed keeps what it has built
+    (work / "cuda").mkdir()
+    bed = cuda_bed.Bed(work / "cuda")
     archive.file(bed.library(), f"{CHECKS}/cuda/libcuda.so.1")
     archive.file(bed.program(), f"{CHECKS}/cuda/program")
     _with_libraries(archive, [bed.library(), bed.program()], copied=False)
