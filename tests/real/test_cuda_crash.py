@@ -114,7 +114,11 @@ def test_agents_are_killed_while_fifty_processes_load(tmp_path: Path, may_stop: 
                 agent.kill()
         # Without a restart they load on.
         rounds = loaders.rounds
-        wait_for(lambda: not crash.has_left(witness), "the end of all that was the agent's")
+        try:
+            wait_for(lambda: not crash.has_left(witness), "the end of all that was the agent's")
+        except AssertionError as error:
+            others = text_pages.link_holders()
+            raise AssertionError(f"left: {crash.has_left(witness)}; {others}") from error
         wait_for(lambda: loaders.rounds > rounds + 2, "loads after the last kill")
         codes = loaders.end()
     assert loaders.troubles == []

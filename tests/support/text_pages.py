@@ -62,3 +62,12 @@ def bpf_of(pid: int) -> dict[str, set[int]]:
             if kind in found:
                 found[kind].add(int(number))
     return found
+
+
+def link_holders() -> list[tuple[int, str]]:
+    """Processes that have descriptors of links, and their names: some of these may be uprobes."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and bpf_of(int(name))["link"]:
+            found.append((int(name), Path(f"/proc/{name}/cmdline").read_text()))
+    return found
