@@ -50,12 +50,12 @@ def bpf_of(pid: int) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {kind: set() for kind in _KINDS}
     try:
         names = os.listdir(f"/proc/{pid}/fdinfo")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return found
     for name in names:
         try:
             lines = Path(f"/proc/{pid}/fdinfo/{name}").read_text().splitlines()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         for line in lines:
             kind, _, number = line.partition("_id:")
@@ -64,10 +64,7 @@ def bpf_of(pid: int) -> dict[str, set[int]]:
     return found
 
 
-def link_holders() -> list[tuple[int, str]]:
-    """Processes that have descriptors of links, and their names: some of these may be uprobes."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and bpf_of(int(name))["link"]:
-            found.append((int(name), Path(f"/proc/{name}/cmdline").read_text()))
-    return found
+def link_holders() -> list[int]:
+    """Processes that have descriptors of links: some of these may be uprobes."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return [pid for pid in pids if bpf_of(pid)["link"]]
