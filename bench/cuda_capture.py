@@ -9,6 +9,7 @@ through the stand-in driver library; what was captured is compared with the file
 from __future__ import annotations
 
 import argparse
+import itertools
 import mmap
 import os
 import select
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls
 from gpuwarden.probes.cuda.records import CapturedLoad, ContextCall, HandleNamed, LoadReturn
 from gpuwarden.probes.cuda.stopped import boot_ns
@@ -113,7 +115,7 @@ def polled(calls: CudaCalls, process: subprocess.Popen[str]) -> None:
     calls.poll()
 
 
-def captured(what: str, images: list[Path], count: int, settings: CallSettings) -> None:
+def captured(what: str, images: list[Path], count: int, settings: CallSettings, nice: int) -> None:
     """Has ``count`` processes load one image each, one after the other."""
     sink = Compared([path.read_bytes() for path in images])
     told = [str(images[number % len(images)]) for number in range(count)]
@@ -123,7 +125,9 @@ def captured(what: str, images: list[Path], count: int, settings: CallSettings) 
         process = subprocess.Popen(
             [sys.executable, "-c", LOADER, bed.program(), bed.library(), *told], text=True
         )
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
         polled(calls, process)
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
         seconds = time.monotonic() - began
         counters = calls.counters()
     whole, wrong, missed = sink.results()
@@ -166,13 +170,46 @@ def timed(what: str, image: Path, count: int, pause: float) -> None:
     )
 
 
+def attached(what: str, together: bool, processes: int) -> None:
+    """What attaching to and detaching from a library takes that some processes have mapped."""
+    asked = uprobes.together
+    uprobes.together = lambda: together  # type: ignore[assignment]
+    found = found_library(cuda_bed.bed().library())
+    users = [cuda_bed.started("wait") for _ in range(processes)]
+    try:
+        times = [time.monotonic()]
+        with CudaCalls(CallSettings(), Compared([])) as calls:
+            times.append(time.monotonic())
+            probed = calls.attach(found).probed
+            times.append(time.monotonic())
+            calls.detach(found.key)
+            times.append(time.monotonic())
+    finally:
+        uprobes.together = asked
+        os.close(found.descriptor)
+        for user in users:
+            user.kill()
+            user.communicate()
+    load, attach, detach = (after - before for before, after in itertools.pairwise(times))
+    print(
+        f"{what:34} {len(probed)} functions at both ends, {processes} processes: loaded in "
+        f"{load * 1e3:.0f} ms, attached in {attach * 1e3:.0f} ms, gone in {detach * 1e3:.0f} ms",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=1000)
     parser.add_argument("--mid", type=int, default=100)
     parser.add_argument("--large", type=int, default=20)
+    parser.add_argument("--nice", type=int, default=0, help="of who empties the ring")
     parser.add_argument("--wait-ms", type=int, default=CallSettings().wait_ms)
     options = parser.parse_args()
+    for number in (1, 30):
+        if uprobes.together():
+            attached("one link a program", True, number)
+        attached("one link a point", False, number)
     usual = CallSettings(wait_ms=options.wait_ms)
     stopping = CallSettings(wait_ms=options.wait_ms, may_stop=True)
     with tempfile.TemporaryDirectory() as name:
@@ -181,12 +218,14 @@ def main() -> None:
         mid = [cuda_modules.mid_size(folder, seed) for seed in range(4)]
         large = [cuda_modules.large(folder)]
         size = {path: f"{path.stat().st_size / 1024:.0f} KiB" for path in (*small, *mid, *large)}
-        # captured(f"small, {size[small[0]]}", small, options.small, usual)
-        # captured(f"mid-size, {size[mid[0]]}", mid, options.mid, usual)
-        captured(f"large, {size[large[0]]}", large, options.large, usual)
+        captured(f"small, {size[small[0]]}", small, options.small, usual, options.nice)
+        captured(f"mid-size, {size[mid[0]]}", mid, options.mid, usual, options.nice)
+        captured(f"large, {size[large[0]]}", large, options.large, usual, options.nice)
         no_wait = CallSettings(wait_ms=0)
-        captured(f"large, {size[large[0]]}, no waiting", large, options.large, no_wait)
-        captured(f"large, {size[large[0]]}, may stop", large, options.large, stopping)
+        captured(
+            f"large, {size[large[0]]}, no waiting", large, options.large, no_wait, options.nice
+        )
+        captured(f"large, {size[large[0]]}, may stop", large, options.large, stopping, options.nice)
         for path, count, pause in ((small[0], 300, 0.002), (mid[0], 60, 0.02), (large[0], 8, 0.5)):
             timed(f"a call, {size[path]}", path, count, pause)
 

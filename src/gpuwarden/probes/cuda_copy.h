@@ -68,10 +68,22 @@ static __always_inline bool has_room(__u64 bytes)
 	return bpf_ringbuf_query(&records, BPF_RB_AVAIL_DATA) + bytes + 16 < size - size / KEPT_SHARE;
 }
 
+/*
+ * Lets others run on this CPU, as kernels do on their way to another process's pages: without, some
+ * would not run the reader of the ring here before the copy is over.
+ */
+static __always_inline void let_run(__u64 at)
+{
+	char byte;
+
+	bpf_copy_from_user_task(&byte, 1, (void *)at, bpf_get_current_task_btf(), 0);
+}
+
 struct wait {
 	__u64 until;
 	__u64 bytes;
 	__u64 found;
+	__u64 at;
 };
 
 static long wait_turn(__u32 index, struct wait *wait)
@@ -80,6 +92,7 @@ static long wait_turn(__u32 index, struct wait *wait)
 		wait->found = 1;
 		return 1;
 	}
+	let_run(wait->at);
 	return bpf_ktime_get_boot_ns() >= wait->until;
 }
 
@@ -96,6 +109,7 @@ static __noinline int wait_for_room(struct thread *thread, __u64 bytes)
 	if (!thread->load.waited_until)
 		thread->load.waited_until = bpf_ktime_get_boot_ns() + set->wait_ns;
 	wait.until = thread->load.waited_until;
+	wait.at = thread->copying.from;
 	bpf_loop(WAIT_TURNS, wait_turn, &wait, 0);
 	return wait.found;
 }
@@ -185,6 +199,7 @@ static __noinline __u64 next_piece(struct thread *thread)
 	left = thread->copying.bytes - thread->copying.done;
 	if (left > LARGE_BYTES)
 		left = LARGE_BYTES;
+	let_run(thread->copying.from + thread->copying.done);
 	/* What is not there would be a record for nothing. */
 	if (left && !fetch(thread, thread->copying.from + thread->copying.done, left))
 		thread->copying.missing = MISSING_UNREADABLE;

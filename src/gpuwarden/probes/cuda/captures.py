@@ -122,6 +122,11 @@ class Captures:
             self._drop_kept(next(iter(self._kept)))
         self._blocks.release()
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether loads had better be told of before more is taken."""
+        return self._held_bytes > self._spool_bytes * 3 // 4
+
     # ---------------------------------------------------------------- what the ring tells
 
     def begin(self, begun: LoadBegun) -> Capture | None:
