@@ -50,12 +50,12 @@ def bpf_of(pid: int) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {kind: set() for kind in _KINDS}
     try:
         names = os.listdir(f"/proc/{pid}/fdinfo")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return found
     for name in names:
         try:
             lines = Path(f"/proc/{pid}/fdinfo/{name}").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:
             continue
         for line in lines:
             kind, _, number = line.partition("_id:")
