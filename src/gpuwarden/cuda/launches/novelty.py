@@ -30,6 +30,7 @@ from gpuwarden.model import LaunchWindow
 RUN_FACTOR, RUN_MARGIN = 2, 8
 """How much longer than learned a run of one kernel may be."""
 NAMES = 1 << 16
+PASSES = 4
 
 _STRANGE = (Standing.STRAY, Standing.NEW_JIT, Standing.OUTSIDE)
 
@@ -112,12 +113,16 @@ class LearnedOrder:
         """Claimed launches after what they were never after, or in too long a run.
 
         What comes after one that is not the workload's is not new itself: it is asked again
-        with the doubtful ones left out.
+        with the doubtful ones left out, and those after it with it back in its place.
         """
         doubtful = shaped | (claimed & self._is_new(lane, number, ~strange))
         in_runs = claimed & self._is_long(lane, number, strange)
-        new = doubtful & self._is_new(lane, number, ~strange & ~doubtful & ~in_runs)
-        return in_runs | new
+        for _ in range(PASSES):
+            still = doubtful & self._is_new(lane, number, ~strange & ~doubtful & ~in_runs)
+            if (still == doubtful).all():
+                break
+            doubtful = still
+        return in_runs | doubtful
 
     def _is_long(self, lane: Array, number: Array, strange: Mask) -> Mask:
         own = np.flatnonzero(~strange)
