@@ -181,6 +181,25 @@ def test_a_stop_of_the_owners_is_left_to_the_owner(stopper: StopProbe, bulk: Pat
         answered(program)
 
 
+def test_the_first_process_of_a_container_is_stopped_and_continued(
+    stopper: StopProbe, bulk: Path
+) -> None:
+    stopper.allow()
+    bed = cuda_bed.bed()
+    argv = ["unshare", "--pid", "--fork", "--kill-child", str(bed.program()), str(bed.library())]
+    commands = [f"image i heap {bulk}", "load cuModuleLoadData m i"]
+    with subprocess.Popen([*argv, *commands], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            [record] = wait_for(stopper.map.records, "a record")
+            wait_for(lambda: state(record.pid) == "T", "the stop")
+            status = Path(f"/proc/{record.pid}/status").read_text()
+            assert f"NSpid:\t{record.pid}\t1\n" in status
+            assert stopper.map.release(record) == "continued"
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+
+
 def test_only_the_process_of_a_record_is_continued(stopper: StopProbe, bulk: Path) -> None:
     with loading(bulk) as (program, _):
         began = start_time_ns(program.pid)
