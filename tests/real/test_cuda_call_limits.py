@@ -180,3 +180,17 @@ assert cuda.cuModuleLoadData(ctypes.byref(module), image) == 0
         assert [is_whole(seen, cubin.read_bytes()) for seen in told.loads] == [True, True]
         counters = probe.calls.counters()
         assert counters.names == 3000 and counters.dropped == 3000 - len(told.names)
+
+
+def test_a_process_that_loads_on_and_on_is_known(cubin: Path) -> None:
+    settings = CallSettings(ring_bytes=RING, loads_of_one=10, window_seconds=60.0)
+    with probing(cuda_bed.bed().library(), settings=settings) as probe:
+        loads = ["load cuModuleLoadData m i"] * 30
+        cuda_bed.ran(f"image i heap {cubin}", *loads)
+        cuda_bed.ran(f"image i heap {cubin}", loads[0])
+        *whole, last, other = probe.drain().loads
+        assert [is_whole(seen, cubin.read_bytes()) for seen in (*whole, other)] == [True] * 10
+        assert "more at once than is told of" in last.load.missed and last.data is None
+        assert last.load.process.pid == whole[0].load.process.pid != other.load.process.pid
+        counters = probe.calls.counters()
+        assert (counters.loads, counters.dropped, counters.missed_loads) == (31, 20, 1)

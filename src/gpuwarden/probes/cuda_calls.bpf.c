@@ -52,11 +52,17 @@ static __always_inline void begin_load(struct thread *thread, __u64 address, __u
 static __always_inline int tell_whole_load(struct thread *thread, bool sleeps)
 {
 	struct call_settings *set = settings();
+	int share;
 
-	if (!thread || !set || !is_within_share(&thread->told, COUNT_LOADS, set->loads_limit) ||
-	    !tell_load(thread))
+	if (!thread || !set)
 		return 0;
-	if (thread->call.task == TASK_PATH)
+	share = is_within_share(&thread->told, COUNT_LOADS, set->loads_limit);
+	if (share == NOT_WITHIN || !tell_load(thread))
+		return 0;
+	/* A process that goes on loading is known by this one. */
+	if (share == LAST_WITHIN)
+		thread->load.image.missing = MISSING_LIMIT;
+	else if (thread->call.task == TASK_PATH)
 		sleeps ? copy_path(thread) : tell_path(thread);
 	else if (!sleeps)
 		thread->load.image.missing = MISSING_COPY;

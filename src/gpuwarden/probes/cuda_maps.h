@@ -104,6 +104,8 @@ static __always_inline void fill_call(struct cuda_call *call, __u32 function, __
 	call->function = function;
 }
 
+enum share { NOT_WITHIN, WITHIN, LAST_WITHIN };
+
 /* Counts a call; whether it is within what may be told of one process in a window. */
 static __noinline int is_within_share(struct cuda_call *call, __u32 counter, __u32 limit)
 {
@@ -112,7 +114,7 @@ static __noinline int is_within_share(struct cuda_call *call, __u32 counter, __u
 	struct call_share *share;
 
 	if (!call || !set || counter >= COUNT_DROPPED)
-		return 0;
+		return NOT_WITHIN;
 	increment(counter);
 	key.start_ns = call->start_ns;
 	key.tgid = call->tgid;
@@ -121,17 +123,19 @@ static __noinline int is_within_share(struct cuda_call *call, __u32 counter, __u
 		bpf_map_update_elem(&shares, &key, &no_share, BPF_NOEXIST);
 		share = bpf_map_lookup_elem(&shares, &key);
 		if (!share)
-			return 1;
+			return WITHIN;
 	}
 	if (call->time_ns - share->window_ns >= set->window_ns) {
 		share->window_ns = call->time_ns;
 		__builtin_memset(share->told, 0, sizeof(share->told));
 	}
 	__sync_fetch_and_add(&share->told[counter], 1);
-	if (share->told[counter] <= limit)
-		return 1;
+	if (share->told[counter] < limit)
+		return WITHIN;
+	if (share->told[counter] == limit)
+		return LAST_WITHIN;
 	increment(COUNT_LIMITED);
-	return 0;
+	return NOT_WITHIN;
 }
 
 #endif

@@ -27,6 +27,7 @@ enum missing {
 	MISSING_UNKNOWN_SIZE, /* nothing that says how long it is */
 	MISSING_COPY, /* programs that may sleep are not to be had here */
 	MISSING_PARTS, /* more than PARTS_LIMIT fatbins behind one wrapper */
+	MISSING_LIMIT, /* one process's loads are told up to a limit in a window: of more, this one */
 };
 
 struct cuda_call {

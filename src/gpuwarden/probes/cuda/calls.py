@@ -73,8 +73,8 @@ class CallSettings(Struct, frozen=True, kw_only=True):
     spool_bytes: int = 1 << 30
     """What the bytes of loads may take until they are told of."""
     window_seconds: float = 1.0
-    loads_of_one: int = 20_000
-    """Loads, contexts and names of one process that are told in a window; more are counted."""
+    loads_of_one: int = 5_000
+    """Loads of one process that are told in a window, the last without bytes; more are counted."""
     contexts_of_one: int = 2_000
     names_of_one: int = 50_000
 

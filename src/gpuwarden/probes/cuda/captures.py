@@ -25,14 +25,14 @@ LOADS_LIMIT = 1024
 """That are being copied at one moment; each is a thread that waits."""
 PATIENCE_SECONDS = 5.0
 """Without a piece of a load, before it is taken as it is."""
-KNOWN_LIMIT = 1 << 14
+KNOWN_LIMIT = 1 << 13
 """Loads whose return can still be told."""
 KEPT_LIMIT = 64
 KEPT_LIMIT_BYTES = 256 << 20
 KEPT_SECONDS = 1.0
 """Images that are kept, for loads that go on to another one."""
 
-NOTHING, ROOM, UNREADABLE, TOO_LARGE, UNKNOWN_SIZE, COPY, PARTS = range(7)
+NOTHING, ROOM, UNREADABLE, TOO_LARGE, UNKNOWN_SIZE, COPY, PARTS, LIMIT = range(8)
 """By ``enum missing`` of cuda_records.h."""
 REASONS = {
     ROOM: "the ring buffer was full",
@@ -41,6 +41,7 @@ REASONS = {
     UNKNOWN_SIZE: "nothing says how long it is",
     COPY: "this kernel copies nothing while the caller waits",
     PARTS: "more fatbins than are followed",
+    LIMIT: "the process loads more at once than is told of",
 }
 LOST = "a piece of it was lost"
 _IMAGE = 0
