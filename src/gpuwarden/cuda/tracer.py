@@ -336,6 +336,7 @@ class Tracer:
         if self._launch_windows is not None:
             for key, window in self._launch_windows.turn():
                 self._tell(LaunchesSeen(start_time_ns=key[1], window=window))
+            self._note("launches", self._launch_windows.problem)
 
     def _bury(self) -> None:
         """Notes processes that have ended; their last window is told before they are forgotten."""

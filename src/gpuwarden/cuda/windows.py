@@ -41,6 +41,12 @@ class LaunchWindows:
         self._number = 0
         self._is_sampled = False
 
+    @property
+    def problem(self) -> str:
+        """What is in no count; empty for nothing."""
+        count = self._probe.uncounted()
+        return f"{count} launches of processes beyond those there is room for" if count else ""
+
     def turn(self) -> Iterator[tuple[Key, LaunchWindow]]:
         """The windows of the second before the one that ends now."""
         last, self._last = self._last, self._taken()

@@ -5,6 +5,7 @@
  *
  *   launch_kernel      cuLaunchKernel and its kin: (function, grid, block, shared memory, stream)
  *   launch_by_config   cuLaunchKernelEx: (configuration, function)
+ *   launch_by_handle   cuLaunch and its kin of CUDA 3: (function, …), shaped by earlier calls
  *   launch_graph       cuGraphLaunch: (graph, stream)
  *
  * A workload pays for this at every launch, so that what is done for one is a look at a table and
@@ -89,6 +90,7 @@ struct launch_configuration {
 enum kind {
 	BY_ARGUMENTS,
 	BY_CONFIGURATION,
+	BY_HANDLE,
 	GRAPH,
 };
 
@@ -298,11 +300,11 @@ static __always_inline void read_configuration(struct launch_sample *sample, voi
 	sample->stream = configuration.stream;
 }
 
-static __always_inline void read_graph(struct launch_sample *sample, struct pt_regs *context)
+static __always_inline void read_stream(struct launch_sample *sample, __u64 stream)
 {
 	__builtin_memset(sample->grid, 0, sizeof(sample->grid));
 	__builtin_memset(sample->block, 0, sizeof(sample->block));
-	sample->stream = ENTRY_2(context);
+	sample->stream = stream;
 }
 
 /*
@@ -343,7 +345,7 @@ static __always_inline void sample_launch(struct task_struct *task, __u64 start_
 	else if (kind == BY_CONFIGURATION)
 		read_configuration(sample, (void *)ENTRY_1(context));
 	else
-		read_graph(sample, context);
+		read_stream(sample, kind == GRAPH ? ENTRY_2(context) : 0);
 	if (!(process->told & (LOOK_EVERY - 1)) && unforeseen(is_filling(sample, set)))
 		wake_up = BPF_RB_FORCE_WAKEUP;
 	bpf_ringbuf_submit(sample, wake_up);
@@ -380,6 +382,12 @@ SEC("?uprobe")
 int launch_by_config(struct pt_regs *context)
 {
 	return launched(ENTRY_2(context), context, BY_CONFIGURATION);
+}
+
+SEC("?uprobe")
+int launch_by_handle(struct pt_regs *context)
+{
+	return launched(ENTRY_1(context), context, BY_HANDLE);
 }
 
 SEC("?uprobe")

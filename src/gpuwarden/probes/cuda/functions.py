@@ -45,6 +45,8 @@ NAMES_GIVEN = (
     "cuKernelGetFunction",
 )
 """Which kernel a handle is."""
+OLD_LAUNCHES = ("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync")
+"""Of CUDA 3 and still there: shapes and streams of theirs are not read."""
 LAUNCHES = (
     "cuLaunchKernel",
     "cuLaunchKernel_ptsz",
@@ -52,6 +54,7 @@ LAUNCHES = (
     "cuLaunchCooperativeKernel_ptsz",
     "cuLaunchKernelEx",
     "cuLaunchKernelEx_ptsz",
+    *OLD_LAUNCHES,
 )
 GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import launch_records as records
-from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES
+from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES, OLD_LAUNCHES
 from gpuwarden.probes.cuda.launch_tables import Launches, LaunchingProcesses, Process
 from gpuwarden.probes.cuda.library import EntryPoint, FoundLibrary, LibraryKey
 from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
@@ -23,7 +23,7 @@ from gpuwarden.probes.libbpf import RING_CALLBACK, library
 from gpuwarden.probes.loading import NOT_LOADED
 
 OBJECT = os.path.join(FOLDER, "cuda_launches.bpf.o")
-PROGRAMS = ("launch_kernel", "launch_by_config", "launch_graph")
+PROGRAMS = ("launch_kernel", "launch_by_config", "launch_by_handle", "launch_graph")
 _NANOSECONDS = 1_000_000_000
 _FIRST = bytes(4)
 _SETTLE_TRIES, _SETTLE_SECONDS = 20, 0.0005
@@ -328,6 +328,8 @@ class LaunchProbe:
 def _program(function: str) -> str:
     if function in GRAPH_LAUNCHES:
         return "launch_graph"
+    if function in OLD_LAUNCHES:
+        return "launch_by_handle"
     return "launch_by_config" if function.startswith("cuLaunchKernelEx") else "launch_kernel"
 
 
