@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cuda_bed, cuda_modules, gpu_images
+from gpuwarden.code import elf
+from gpuwarden.errors import Malformed
+from gpuwarden.probes.cuda.image_memory import Extent, extents
+from tests.support import cuda_bed, cuda_modules, gpu_images, nvcc
 from tests.support.cuda_bed import running, started
 from tests.support.cuda_probing import (
     Probing,
@@ -67,6 +70,46 @@ def test_slots_of_the_runtimes_table(probe: Probing, fatbin: Path, slot: int) ->
     assert is_whole(seen, fatbin.read_bytes())
     assert seen.load.function == name
     assert probe.told.returns[0].handle == handle
+
+
+def many_sections(count: int) -> bytes:
+    """An ELF file with so many sections that their number does not fit its field."""
+    at = elf.HEADER.size
+    head = bytearray(elf.HEADER.pack(2, 7, 8, 2, 190, 1, 0, 0, at, 0, at, 56, 0, 64, 0, 0))
+    head[:7] = elf.IDENT_64_LITTLE
+    first = elf.SECTION.pack(0, 0, 0, 0, 0, count, 0, 0, 0, 0)
+    last = elf.SECTION.pack(0, 1, 0, 0, at + count * 64, 321, 0, 0, 0, 0)
+    return bytes(head) + first + bytes(64 * (count - 2)) + last + os.urandom(321)
+
+
+def test_an_image_ends_where_it_says_itself(probe: Probing, tmp_path: Path) -> None:
+    """By the kernel's count, by ours from outside, and by what reads files: all the same."""
+    images = [
+        nvcc.cubin("gemm"),
+        nvcc.cubin("gemm", "80", "-rdc=true"),
+        nvcc.cubin("gemm", "80", "-rdc=true", "-G"),
+        nvcc.fatbin("gemm", ("sm_80",), "-G"),
+    ]
+    data = [path.read_bytes() for path in images]
+    data += [many_sections(70_000), many_sections(60_000), gpu_images.tile_ir()]
+    for number, image in enumerate(data):
+        path = tmp_path / str(number)
+        path.write_bytes(image + os.urandom(5000))
+        cuda_bed.ran(f"image i heap {path}", "load cuModuleLoadData m i")
+        seen = probe.drain().loads.pop()
+
+        def read(address: int, size: int, image: bytes = path.read_bytes()) -> bytes:
+            return image[address : address + size]
+
+        if number == 4:
+            assert seen.load.missed and seen.data is None
+            with pytest.raises(Malformed):
+                list(extents(read, 0))
+            continue
+        assert is_whole(seen, image), number
+        assert list(extents(read, 0)) == [Extent(0, len(image))]
+        if image.startswith(elf.MAGIC):
+            assert elf.end_of(image) == len(image)
 
 
 def test_text_ends_at_its_nul(probe: Probing, tmp_path: Path) -> None:
