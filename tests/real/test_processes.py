@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.errors import Denied, Unavailable
-from gpuwarden.host import FileStatus, Host, FileMapping
+from gpuwarden.host import FileMapping, FileStatus, Host
 from gpuwarden.model import Connection, Executable, Gap, HiddenProcess, Holder, Process
 from gpuwarden.sensors import hidden, holders, sockets
 from gpuwarden.sensors.process import details, stat_lines

@@ -126,8 +126,8 @@ def test_looking_counts_as_decoding_does(steps: list[Any]) -> None:
 
 
 def test_the_fields_are_where_the_record_has_them() -> None:
-    values = {"time_ns": 1, "hits": 2, "major": 3, "minor": 4, "how": 1, "denial": 2}
-    values["path_length"] = -14
+    values: dict[str, Any] = {"time_ns": 1, "hits": 2, "major": 3, "minor": 4, "how": 1}
+    values |= {"denial": 2, "path_length": -14}
     inside = {"start_ns": 5, "exe_inode": 6, "tgid": 7, "traits": 8}
     data = record("open_record", kind=1, process=inside, **values)
     found = dict(zip([name for name, _, _ in FIELDS], HEAD.unpack(data[: HEAD.size]), strict=True))
