@@ -228,41 +228,49 @@ static long copy_next(__u32 index, struct turn *turn)
 	return send_large(thread, left);
 }
 
-/* Sends the text on one page, ``room`` bytes at most; 0 where the copy is to go on. */
-static __noinline int send_text(struct thread *thread, __u64 at, __u32 most)
-{
-	struct small_piece *record;
-	__u64 room = most;
-	__u32 length;
-	char last = 0;
-	long read;
-
-	if (!thread)
-		return 1;
-	record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
-	if (!record)
-		return miss_room(thread);
-	if (room > PAGE_BYTES || !room)
-		room = PAGE_BYTES;
-	/* Bounded once more for verifiers that lose sight of a bound (seen with 6.1). */
-	asm volatile("" : "+r"(room));
-	room = ((room - 1) & (PAGE_BYTES - 1)) + 1;
-	read = bpf_probe_read_user_str(record->bytes, room, (void *)at);
-	if (read <= 0 || (read == room && bpf_probe_read_user(&last, 1, (void *)(at + room - 1)))) {
-		bpf_ringbuf_discard(record, 0);
-		return fetch_piece(thread, 1);
+/*
+ * Sends text from an address on, ``most`` bytes at most: 0 where the copy is to go on, 1 where it is
+ * over, 2 where it could not be read for now.
+ */
+#define TEXT_SENDER(name, size)                                                                    \
+	static __noinline int send_##name##_text(struct thread *thread, __u64 at, __u32 most)      \
+	{                                                                                          \
+		struct name##_piece *record;                                                       \
+		__u64 room = most;                                                                 \
+		__u32 length;                                                                      \
+		char last = 0;                                                                     \
+		long read;                                                                         \
+                                                                                                   \
+		if (!thread)                                                                       \
+			return 1;                                                                  \
+		record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);                        \
+		if (!record)                                                                       \
+			return miss_room(thread);                                                  \
+		if (room > size || !room)                                                          \
+			room = size;                                                               \
+		/* Bounded once more for verifiers that lose sight of a bound (seen with 6.1). */  \
+		asm volatile("" : "+r"(room));                                                     \
+		room = ((room - 1) & (size - 1)) + 1;                                              \
+		read = bpf_probe_read_user_str(record->bytes, room, (void *)at);                   \
+		if (read <= 0 ||                                                                   \
+		    (read == room && bpf_probe_read_user(&last, 1, (void *)(at + room - 1)))) {    \
+			bpf_ringbuf_discard(record, 0);                                            \
+			return 2;                                                                  \
+		}                                                                                  \
+		/* What is cut has a NUL as well, in place of its last character. */               \
+		length = (read - 1) & (size - 1);                                                  \
+		if (last)                                                                          \
+			record->bytes[length++] = last;                                            \
+		fill_piece(&record->piece, thread, length);                                        \
+		bpf_ringbuf_submit(record, 0);                                                     \
+		thread->copying.done += length;                                                    \
+		thread->copying.tries = 0;                                                         \
+		thread->copying.ended = !last;                                                     \
+		return !last;                                                                      \
 	}
-	/* What is cut has a NUL as well, in place of its last character. */
-	length = (read - 1) & (PAGE_BYTES - 1);
-	if (last)
-		record->bytes[length++] = last;
-	fill_piece(&record->piece, thread, length);
-	bpf_ringbuf_submit(record, 0);
-	thread->copying.done += length;
-	thread->copying.tries = 0;
-	thread->copying.ended = !last;
-	return !last;
-}
+
+TEXT_SENDER(small, SMALL_BYTES)
+TEXT_SENDER(medium, MEDIUM_BYTES)
 
 /* Sends a text of at most PATH_LIMIT_BYTES as far as it can be read now; whether there is any. */
 static __noinline int send_text_now(struct thread *thread)
@@ -286,23 +294,35 @@ static __noinline int send_text_now(struct thread *thread)
 	return 1;
 }
 
-/* Text goes page by page: what is behind the page of its end may be nobody's. */
+/*
+ * Text goes page by page where it is not all there: what is behind the page of its end may be
+ * nobody's. Its first page too, for most of it is short.
+ */
 static long copy_text_page(__u32 index, struct turn *turn)
 {
 	struct thread *thread = turn->thread;
 	__u64 at = thread->copying.from + thread->copying.done;
 	__u64 left = thread->copying.bytes - thread->copying.done;
 	__u32 room = PAGE_BYTES - (at & (PAGE_BYTES - 1));
+	int sent;
 
-	if (!left) {
-		thread->copying.missing = MISSING_TOO_LARGE;
+	if (!left || thread->copying.missing) {
+		if (!left)
+			thread->copying.missing = MISSING_TOO_LARGE;
 		return 1;
 	}
-	if (!wait_for_room(thread, sizeof(struct small_piece))) {
+	if (!wait_for_room(thread, sizeof(struct medium_piece))) {
 		thread->copying.missing = MISSING_ROOM;
 		return 1;
 	}
-	return send_text(thread, at, room > left ? left : room);
+	if (index && left >= MEDIUM_BYTES) {
+		let_run(at);
+		sent = send_medium_text(thread, at, MEDIUM_BYTES);
+		if (sent != 2)
+			return sent;
+	}
+	sent = send_small_text(thread, at, room > left ? left : room);
+	return sent == 2 ? fetch_piece(thread, 1) : sent;
 }
 
 /* Begins to send bytes from an address on. */
