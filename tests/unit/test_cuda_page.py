@@ -62,7 +62,11 @@ def test_the_flags_of_the_page_are_there() -> None:
     parser = build_parser()
     (choices,) = (one.choices for one in parser._actions if one.dest == "command")
     assert isinstance(choices, dict)
-    known = {flag for name in ("trace", "watch") for flag in choices[name]._option_string_actions}
+    known = {
+        flag
+        for name in ("trace", "watch", "history")
+        for flag in choices[name]._option_string_actions
+    }
     known |= {"--pid"}  # of `code scan`
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
 
