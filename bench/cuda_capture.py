@@ -1,6 +1,6 @@
 """How many modules are captured of processes that load one and end at once, and what a load pays.
 
-    python bench/cuda_capture.py [--small 1000] [--mid 100] [--large 20] [--folder FOLDER]
+    python bench/cuda_capture.py [--small 1000] [--mid 100] [--large 20] [--nice -10]
 
 Needs root, gcc, and the CUDA compiler of the test environment. Programs load modules of their own
 through the stand-in driver library; what was captured is compared with the files, byte by byte.
@@ -23,13 +23,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuwarden.probes import uprobes
-from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls
-from gpuwarden.probes.cuda.records import CapturedLoad, ContextCall, HandleNamed, LoadReturn
-from gpuwarden.probes.cuda.stopped import boot_ns
-from gpuwarden.probes.libbpf import library
-from tests.support import cuda_bed, cuda_modules
-from tests.support.cuda_probing import found_library
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "src")]
+
+from gpuwarden.probes import uprobes  # noqa: E402
+from gpuwarden.probes.cuda.calls import CallSettings, CudaCalls  # noqa: E402
+from gpuwarden.probes.cuda.records import CapturedLoad, ContextCall, HandleNamed, LoadReturn  # noqa: E402
+from gpuwarden.probes.cuda.stopped import boot_ns  # noqa: E402
+from gpuwarden.probes.libbpf import library  # noqa: E402
+from tests.support import cuda_bed, cuda_modules  # noqa: E402
+from tests.support.cuda_probing import found_library  # noqa: E402
 
 LOADER = """
 import subprocess, sys
