@@ -60,7 +60,7 @@ class Fits:
     def counts(self) -> tuple[int, int]:
         """How many processes are compared now, and how many of them do not fit."""
         fits = [one.fit for one in self._compared.values()]
-        return len(fits), sum(fit is not None and bool(fit.words) for fit in fits)
+        return len(fits), sum(fit is not None and not _fits(fit) for fit in fits)
 
     def add(self, key: Key, profile: str, window: LaunchWindow, digests: Digests) -> bool:
         """Compares one more window; whether what is said of the process is another now."""
@@ -127,10 +127,15 @@ class Fits:
         self._compared.pop(key, None)
 
 
+def _fits(fit: LaunchFit) -> bool:
+    return not (fit.outside or fit.second_stream or fit.unexplained)
+
+
 def _said(fit: LaunchFit | None) -> tuple[object, ...]:
     """What of a fit makes another finding: which kernels, not how many launches so far."""
     if fit is None:
         return ()
     outside = frozenset((one.name, one.digest) for one in fit.outside)
     second = frozenset((one.name, one.digest) for one in fit.second_stream)
-    return outside, second, round(fit.explained_share, 1)
+    unexplained = frozenset((one.name, one.digest) for one in fit.unexplained)
+    return outside, second, unexplained, round(fit.explained_share, 1)

@@ -201,6 +201,7 @@ def _fit(fit: LaunchFit) -> Document:
         "outside": _kernels(fit.outside),
         "second_stream": _kernels(fit.second_stream),
         "second_period_seconds": fit.second_period_seconds,
+        "unexplained": _kernels(fit.unexplained),
         "words": _texts(fit.words),
         "since_ns": fit.since_ns,
     }

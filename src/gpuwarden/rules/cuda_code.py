@@ -58,6 +58,9 @@ def module_loaded_unknown(node: Node, policy: Policy, rows: Sequence[Row]) -> It
         if unknown:
             unknown.sort(key=lambda module: (-(module.score or 0), module.loaded_at_ns or 0))
             evidence = list(_module_lines(unknown, profile))
+            if one.process is not None:
+                digests = frozenset(module.digest for module in unknown)
+                evidence.extend(kernel_lines(node, one.process, digests))
             yield _hit(node, one, claim, evidence, _since(unknown))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuwarden.finding import Evidence, Row, Severity
+from gpuwarden.finding import Evidence, Row
 from gpuwarden.model import KernelUse, LaunchFit
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
@@ -22,11 +22,14 @@ JUDGED_HARMLESS = "not hash-like"
 
 
 def kernels_outside_profile(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
-    """Processes that launch kernels of modules that their profile does not have."""
+    """Processes that launch kernels of modules that their profile does not have.
+
+    Of modules that were judged, and compute unlike a hash, module_loaded_unknown tells, with their
+    launches, as long as these are in step with the workload's own.
+    """
     for one, fit in _compared(node):
-        if fit.outside:
-            harmless = not fit.second_stream and _are_harmless(node, one, fit.outside)
-            yield _hit(node, policy, one, fit, severity="warning" if harmless else None)
+        if fit.outside and (fit.second_stream or not _are_harmless(node, one, fit.outside)):
+            yield _hit(node, policy, one, fit)
 
 
 def second_kernel_stream(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
@@ -74,8 +77,6 @@ def _hit(
     policy: Policy,
     one: Watched,
     fit: LaunchFit,
-    *,
-    severity: Severity | None = None,
 ) -> Hit:
     claim = watching.declared(node, policy, one.process) if one.process is not None else None
     compared = (
@@ -93,5 +94,4 @@ def _hit(
         ),
         owner=watching.owner_of(node, one, claim),
         since_ns=fit.since_ns,
-        severity=severity,
     )
