@@ -67,7 +67,7 @@ def test_the_flags_of_the_page_are_there() -> None:
         for name in ("trace", "watch", "history")
         for flag in choices[name]._option_string_actions
     }
-    known |= {"--pid"}  # of `code scan`
+    known |= {"--pid", "--seeds", "--seconds"}  # of `code scan`, of bench/
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
 
 
