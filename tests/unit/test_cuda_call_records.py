@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +27,9 @@ from gpuwarden.probes.cuda.call_records import (
 )
 from gpuwarden.probes.cuda.calls import OBJECT
 from gpuwarden.probes.cuda.functions import CONTEXTS, LOADS, NAMES_GIVEN, SLOTS
+from gpuwarden.probes.cuda.launches import OBJECT as LAUNCHES
 from gpuwarden.probes.cuda.library import EntryPoint
+from tests.support.bpf_frames import FRAME_LIMIT_BYTES, frames
 from tests.support.records import identity, record
 
 KINDS = {
@@ -40,7 +40,6 @@ KINDS = {
     "cuda_context": call_records.CONTEXT,
     "cuda_name": call_records.NAME,
 }
-FRAME_LIMIT_BYTES = 48
 
 
 def call(name: str, **values: int) -> dict[str, int]:
@@ -192,54 +191,21 @@ def test_a_difference_of_layouts_is_told(built: bytes) -> None:
 
 def test_no_function_has_much_on_its_stack(built: bytes) -> None:
     """Where one had, kernels from 6.13 on would let threads have each other's variables."""
-    frames = _frames(Path(OBJECT))
-    assert {"loading", "linked", "calling", "returned", "copy_image", "measure"} <= set(frames)
-    assert max(frames.values()) > 8
-    assert {name: size for name, size in frames.items() if size > FRAME_LIMIT_BYTES} == {}
+    found = frames(Path(OBJECT))
+    assert {"loading", "linked", "calling", "returned", "copy_image", "measure"} <= set(found)
+    assert max(found.values()) > 8
+    assert {name: size for name, size in found.items() if size > FRAME_LIMIT_BYTES} == {}
 
 
-_INSTRUCTION = struct.Struct("<BBhi")
-_FRAME_POINTER = 10
-_LOAD, _STORES, _ARITHMETIC = 1, (2, 3), (0, 1, 4, 7)
-_COPY, _ADD = 0xBF, 0x07
-
-
-def _frames(path: Path) -> dict[str, int]:
-    """How far below its frame pointer each function of a BPF object goes, in bytes."""
-    found = {}
-    with path.open("rb") as file:
-        parsed = ELFFile(file)
-        sections = list(parsed.iter_sections())
-        symbols = parsed.get_section_by_name(".symtab")
-        assert isinstance(symbols, SymbolTableSection)
-        for symbol in symbols.iter_symbols():
-            if symbol["st_info"]["type"] == "STT_FUNC":
-                start = symbol["st_value"]
-                code = sections[symbol["st_shndx"]].data()[start : start + symbol["st_size"]]
-                found[symbol.name] = -_deepest(code)
-    return found
-
-
-def _deepest(code: bytes) -> int:
-    deepest, addresses = 0, dict[int, int]()
-    for opcode, registers, offset, immediate in _INSTRUCTION.iter_unpack(code):
-        to, of = registers & 15, registers >> 4
-        kind = opcode & 7
-        if (kind == _LOAD and of == _FRAME_POINTER) or (kind in _STORES and to == _FRAME_POINTER):
-            deepest = min(deepest, offset)
-        if opcode == _COPY and of == _FRAME_POINTER:
-            addresses[to] = 0
-        elif opcode == _ADD and to in addresses:
-            addresses[to] += immediate
-            deepest = min(deepest, addresses[to])
-        elif kind in _ARITHMETIC:
-            addresses.pop(to, None)
-    return deepest
+def test_no_function_that_counts_launches_has_either(built: bytes) -> None:
+    found = frames(Path(LAUNCHES))
+    assert {"launch_kernel", "launch_by_config", "launch_graph", "count_first"} <= set(found)
+    assert {name: size for name, size in found.items() if size > FRAME_LIMIT_BYTES} == {}
 
 
 def test_programs_are_those_that_the_object_has(built: bytes) -> None:
     programs = {"loading", "loading_told", "linked", "linked_told", "calling", "returned"}
-    assert programs <= set(_frames(Path(OBJECT)))
+    assert programs <= set(frames(Path(OBJECT)))
     used = {
         one.program
         for sleeping in (True, False)

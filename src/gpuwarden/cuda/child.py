@@ -27,6 +27,7 @@ RESTART_LIMIT_SECONDS = 60.0
 LASTING_SECONDS = 60.0
 """One that ran so long is no longer one that keeps failing."""
 END_SECONDS = 5.0
+PRIORITY = -10
 
 
 class TracerChild:
@@ -163,6 +164,11 @@ def _serve(end: socket.socket, options: TracerOptions, policy: Policy, parent: i
         unblock_signals()
         gc.freeze()
         gc.enable()
+        with contextlib.suppress(OSError):
+            # It empties a ring that others fill: on a busy machine its turn would come too late.
+            os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+            # What is parsed in its children can wait.
+            os.register_at_fork(after_in_child=_be_ordinary)
         [kept] = keep_descriptors([end.fileno()])
         if end_with(parent):
             channel: Channel[Request] = Channel(socket.socket(fileno=kept), Request)
@@ -172,6 +178,11 @@ def _serve(end: socket.socket, options: TracerOptions, policy: Policy, parent: i
         pass
     finally:
         os._exit(code)
+
+
+def _be_ordinary() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def _trace(channel: Channel[Request], options: TracerOptions, policy: Policy) -> None:

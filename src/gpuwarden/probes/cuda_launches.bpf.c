@@ -11,6 +11,9 @@
  * A workload pays for this at every launch, so that what is done for one is a look at a table and
  * an addition. What finds no room in a table is counted in another place, down to one number for
  * the whole machine: no launch of a probed library is lost.
+ *
+ * FRAMES: from Linux 6.13 on, functions with 64 bytes or more on their stack get a stack of their own
+ * on each CPU, which another thread that comes to the same probe there overwrites.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -74,14 +77,12 @@ struct launch_sample {
 	__u64 stream;
 	__u32 tgid;
 	__u32 pid;
-	__u32 grid[3];
-	__u32 block[3];
+	__u32 shape[6]; /* grid x, y, z, block x, y, z */
 };
 
 /* CUlaunchConfig of cuda.h, as far as it is read. */
 struct launch_configuration {
-	__u32 grid[3];
-	__u32 block[3];
+	__u32 shape[6];
 	__u32 shared_memory;
 	__u32 reserved;
 	__u64 stream;
@@ -192,12 +193,25 @@ static __always_inline struct launching_process *process_of(__u32 number)
  * Whether a process may take up one more handle. The more of them are in use, the fewer may one
  * process have: a process that makes them up cannot take the room of the others.
  */
-static __always_inline bool has_room(struct launching_process *process, struct launch_settings *set)
+static __noinline bool has_room(struct launching_process *process, struct launch_settings *set)
 {
 	__u64 taken = used(COUNT_HANDLES, set->handles_freed);
 
 	return taken < set->handles_limit &&
 	       process->handles * SHARE_OF_FREE < set->handles_limit - taken;
+}
+
+/* Asked again where it would be kept over calls: the frame is to be small, see FRAMES. */
+static __always_inline __u32 this_process(void)
+{
+	return bpf_get_current_pid_tgid() >> 32;
+}
+
+static __always_inline __u64 this_start_ns(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return task->group_leader->start_boottime;
 }
 
 /* The first launch of a handle, or one of a handle that finds no room; the process's number. */
@@ -224,12 +238,12 @@ static __noinline __u32 count_first(__u64 handle, __u64 start_ns, __u32 tgid,
 		/* A call with no function fails, and 0 stands for a graph. */
 		if (!slot || !handle || !has_room(process, set))
 			break;
-		if (slot->owner || !take(&slot->owner, (__u64)number << 32 | tgid))
+		if (slot->owner || !take(&slot->owner, (__u64)number << 32 | this_process()))
 			continue;
 		slot->handle = handle;
 		slot->launches = 1;
 		WRITTEN_FIRST();
-		slot->start_ns = start_ns;
+		slot->start_ns = this_start_ns();
 		__sync_fetch_and_add(&process->handles, 1);
 		increment(COUNT_HANDLES);
 		return number;
@@ -271,39 +285,38 @@ static __always_inline __u32 count_graph(__u64 start_ns, __u32 tgid, struct laun
 
 static __always_inline void read_by_arguments(struct launch_sample *sample, struct pt_regs *context)
 {
-	__u64 stack[3] = {};
-
-	sample->grid[0] = ENTRY_2(context);
-	sample->grid[1] = ENTRY_3(context);
-	sample->grid[2] = ENTRY_4(context);
-	sample->block[0] = ENTRY_5(context);
-	sample->block[1] = ENTRY_6(context);
 #if ENTRY_REGISTERS == 6
-	/* block z, shared memory, stream */
-	bpf_probe_read_user(stack, sizeof(stack), ENTRY_STACK(context));
-	sample->block[2] = stack[0];
+	/* Block z, shared memory, stream: read to where the shape is written afterwards. */
+	__u64 *stack = (__u64 *)sample->shape;
+
+	bpf_probe_read_user(stack, 3 * sizeof(*stack), ENTRY_STACK(context));
+	__u32 block_z = stack[0];
+
 	sample->stream = stack[2];
 #else
-	sample->block[2] = ENTRY_7(context);
-	bpf_probe_read_user(stack, sizeof(stack[0]), ENTRY_STACK(context));
-	sample->stream = stack[0];
+	__u32 block_z = ENTRY_7(context);
+
+	bpf_probe_read_user(&sample->stream, sizeof(sample->stream), ENTRY_STACK(context));
 #endif
+	sample->shape[0] = ENTRY_2(context);
+	sample->shape[1] = ENTRY_3(context);
+	sample->shape[2] = ENTRY_4(context);
+	sample->shape[3] = ENTRY_5(context);
+	sample->shape[4] = ENTRY_6(context);
+	sample->shape[5] = block_z;
 }
 
 static __always_inline void read_configuration(struct launch_sample *sample, void *address)
 {
-	struct launch_configuration configuration = {};
+	struct launch_configuration *configuration = address;
 
-	bpf_probe_read_user(&configuration, sizeof(configuration), address);
-	__builtin_memcpy(sample->grid, configuration.grid, sizeof(sample->grid));
-	__builtin_memcpy(sample->block, configuration.block, sizeof(sample->block));
-	sample->stream = configuration.stream;
+	bpf_probe_read_user(sample->shape, sizeof(sample->shape), configuration->shape);
+	bpf_probe_read_user(&sample->stream, sizeof(sample->stream), &configuration->stream);
 }
 
 static __always_inline void read_stream(struct launch_sample *sample, __u64 stream)
 {
-	__builtin_memset(sample->grid, 0, sizeof(sample->grid));
-	__builtin_memset(sample->block, 0, sizeof(sample->block));
+	__builtin_memset(sample->shape, 0, sizeof(sample->shape));
 	sample->stream = stream;
 }
 

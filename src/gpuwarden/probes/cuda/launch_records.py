@@ -40,8 +40,7 @@ LAYOUTS: layouts.Layouts = {
         ("stream", "Q"),
         ("tgid", "I"),
         ("pid", "I"),
-        ("grid", "3I"),
-        ("block", "3I"),
+        ("shape", "6I"),
     ),
 }
 
