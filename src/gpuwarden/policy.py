@@ -116,6 +116,8 @@ class Capture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Kernel memory that modules are copied through; rounded up to a power of two."""
     module_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 512
     """Larger modules are told of and not copied."""
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 20
+    """How long the thread that loads a module may be delayed, in all, while there is no room."""
 
 
 class PolicyException(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -67,7 +67,7 @@ def test_the_flags_of_the_page_are_there() -> None:
         for name in ("trace", "watch", "history")
         for flag in choices[name]._option_string_actions
     }
-    known |= {"--pid", "--seeds", "--seconds"}  # of `code scan`, of bench/
+    known |= {"--pid", "--seeds", "--seconds", "--nice", "--wait-ms"}  # of `code scan`, of bench/
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
 
 
@@ -93,7 +93,8 @@ def test_every_program_that_a_page_names_is_there() -> None:
         f"at the latest after {['', 'half a second'][LATE_NS == 500_000_000]}",
         f"At most {cuda_lines.MODULES_TOLD} modules and {cuda_lines.TEXTS_TOLD} kernels of each",
         f"the {cuda_lines.KERNELS_TOLD} most launched",
-        f"ring_mib: {Capture().ring_mib} module_mib: {Capture().module_mib}",
+        f"ring_mib: {Capture().ring_mib} module_mib: {Capture().module_mib} "
+        f"wait_ms: {Capture().wait_ms}",
         f"{PolicyWorkload.__struct_defaults__[-2]} is the default",
         "from Linux {}.{} on, and until {}.{}".format(*DANGEROUS[0], *DANGEROUS[1]),
         f'"schema": "{cuda_lines.CUDA_SCHEMA}", "version": {cuda_lines.CUDA_VERSION}',

@@ -405,4 +405,5 @@ def _settings(policy: Policy) -> CallSettings:
         ring_bytes=1 << (capture.ring_mib * (1 << 20) - 1).bit_length(),
         module_limit_bytes=capture.module_mib << 20,
         may_stop=capture.may_stop,
+        wait_ms=capture.wait_ms,
     )
