@@ -144,7 +144,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(path)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=384k,mode=700", "tmpfs", str(path)], check=True
     )
     try:
         yield path
