@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.store import Sighting, Store
 from tests.support import cuda_modules
+from tests.support.cuda_bed import running
 from tests.support.cuda_containers import CudaContainers
 from tests.support.declared_workload import PROFILE, WORKLOAD, DeclaredWorkload
 from tests.support.learned_launches import write_training_loop
 from tests.support.packages import require_root
-from tests.support.probes import ROOT, build
-from tests.support.watching import Watching, watching
+from tests.support.probes import ROOT, build, node
+from tests.support.watching import GPU, Watching, watching
 
 pytestmark = pytest.mark.real
 
@@ -43,6 +45,7 @@ def workload(
 @pytest.fixture
 def agent(workload: DeclaredWorkload, tmp_path: Path) -> Iterator[Watching]:
     build()
+    workload.write_policy()
     arguments = ("--events", "--policy", str(workload.policy))
     with watching(tmp_path, *arguments, program=workload.program) as agent:
         yield agent
@@ -112,6 +115,19 @@ def wait_for_library(agent: Watching, engine: CudaContainers) -> None:
     agent.wait(attached, "the driver library's probes", BOUND_SECONDS)
 
 
+def sighting(agent: Watching, digest: str) -> Sighting:
+    """The first sighting of a module, once it is remembered."""
+
+    def read() -> Sighting | None:
+        with Store(str(agent.state), read_only=True) as store:
+            return store.modules.first_sighting(digest)
+
+    agent.wait(read, "the first sighting", BOUND_SECONDS)
+    found = read()
+    assert found is not None
+    return found
+
+
 def test_a_miner_in_a_training_process_is_one_critical_finding(
     agent: Watching,
     workload: DeclaredWorkload,
@@ -149,6 +165,9 @@ def test_a_miner_in_a_training_process_is_one_critical_finding(
             assert expected in said, expected
         name = cuda_engine.engine("inspect", "--format", "{{.Name}}", program.identity)
         assert name in said
+        first = sighting(agent, miner["digest"])
+        assert (first.pid, first.workload, first.profile) == (program.pid, WORKLOAD, PROFILE)
+        assert (first.container_id, first.image) == (program.identity, IMAGE)
         # It stays one while it is looked at again, by the judgement of the whole node as well.
         time.sleep(4.0)
         assert {one["id"] for one in agent.findings(pid=program.pid)} == {finding["id"]}
@@ -264,3 +283,46 @@ def test_kernels_beside_the_launch_profile_are_told(
         assert sum(window["launches"] for window in told) > 3000
         time.sleep(2.0)
         assert agent.findings(pid=honest.pid) == []
+
+
+def told(agent: Watching, rule: str, pid: int) -> dict[str, Any]:
+    """The first finding of a rule about a process, once there is one."""
+    agent.wait(lambda: agent.findings(rule, pid), rule, BOUND_SECONDS)
+    return agent.findings(rule, pid)[0]
+
+
+def test_more_contexts_than_the_workload_declares_are_told(
+    agent: Watching, cuda_engine: CudaContainers
+) -> None:
+    with cuda_engine.running(image=IMAGE) as program:
+        wait_for_library(agent, cuda_engine)
+        program.do("retain c 0", "retain d 0")
+        program.do("create v2 e 0")
+        finding = told(agent, "contexts_beyond_declared", program.pid)
+        assert finding["severity"] == "warning"
+        assert WORKLOAD in json.dumps(finding["evidence"])
+
+
+def test_a_second_process_in_a_container_of_one_is_told(
+    workload: DeclaredWorkload, cuda_engine: CudaContainers, tmp_path: Path
+) -> None:
+    build()
+    workload.write_policy(workload="    single_process: true")
+    arguments = ("--events", "--policy", str(workload.policy))
+    with (
+        watching(tmp_path, *arguments, program=workload.program) as agent,
+        cuda_engine.running(image=IMAGE) as program,
+    ):
+        wait_for_library(agent, cuda_engine)
+        program.do("retain c 0")
+        program.do("fork retain d 0")
+        rule = "second_gpu_process_in_container"
+        agent.wait(lambda: agent.findings(rule), rule, BOUND_SECONDS)
+        assert {one["subject"]["pid"] for one in agent.findings(rule)} != {program.pid}
+
+
+def test_a_holder_without_a_driver_library_is_told(agent: Watching, tmp_path: Path) -> None:
+    path = node(tmp_path / "nvidia0", GPU)
+    with running(f"device {path}", library="-") as program:
+        finding = told(agent, "gpu_process_without_driver_library", program.pid)
+        assert "no CUDA driver library is mapped" in json.dumps(finding["evidence"])
