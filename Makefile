@@ -74,6 +74,11 @@ bench:
 	@.venv/bin/python bench/watch_speed.py
 	@.venv/bin/python bench/code_memory.py
 	@.venv/bin/python bench/baseline_speed.py
+	@.venv/bin/python bench/cuda_capture.py --nice -10
+	@.venv/bin/python bench/cuda_modules.py
+	@.venv/bin/python -m bench.cuda_finder
+	@.venv/bin/python bench/launch_profiles.py
+	@.venv/bin/python bench/cuda_launch_cost.py
 	@.venv/bin/python bench/code_speed.py
 
 clean:
