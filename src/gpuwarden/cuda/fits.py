@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -30,6 +30,10 @@ class Digests(NamedTuple):
     """Those only of an allowed class."""
 
 
+AskDigests = Callable[[], Digests]
+"""Asked only where launches are compared: a process may have thousands of modules."""
+
+
 class _Opened(Struct):
     stamp: tuple[int, int]
     profile: LaunchProfile | None
@@ -41,6 +45,16 @@ class _Compared(Struct):
     profile: str
     until_ns: int = 0
     fit: LaunchFit | None = None
+
+    def take(self, windows: Iterable[LaunchWindow], digests: AskDigests) -> None:
+        """Takes up those of the windows that are new."""
+        new = [window for window in windows if window.until_ns > self.until_ns]
+        if not new:
+            return
+        known = digests()
+        for window in new:
+            self.until_ns = window.until_ns
+            self.fit = self.comparison.add(window, known.allowed, jit_digests=known.jit)
 
 
 class Fits:
@@ -62,14 +76,13 @@ class Fits:
         fits = [one.fit for one in self._compared.values()]
         return len(fits), sum(fit is not None and not _fits(fit) for fit in fits)
 
-    def add(self, key: Key, profile: str, window: LaunchWindow, digests: Digests) -> bool:
+    def add(self, key: Key, profile: str, window: LaunchWindow, digests: AskDigests) -> bool:
         """Compares one more window; whether what is said of the process is another now."""
         compared = self._of(key, profile)
-        if compared is None or window.until_ns <= compared.until_ns:
+        if compared is None:
             return False
         before = compared.fit
-        compared.until_ns = window.until_ns
-        compared.fit = compared.comparison.add(window, digests.allowed, jit_digests=digests.jit)
+        compared.take([window], digests)
         return _said(before) != _said(compared.fit)
 
     def of(
@@ -77,15 +90,14 @@ class Fits:
         key: Key,
         profile: str,
         windows: Iterable[LaunchWindow],
-        digests: Digests,
+        digests: AskDigests,
     ) -> LaunchFit | None:
         """The fit as of the last window, earlier ones taken up first."""
-        if not profile:
+        compared = self._of(key, profile) if profile else None
+        if compared is None:
             return None
-        for window in windows:
-            self.add(key, profile, window, digests)
-        compared = self._compared.get(key)
-        return None if compared is None else compared.fit
+        compared.take(windows, digests)
+        return compared.fit
 
     def _of(self, key: Key, profile: str) -> _Compared | None:
         known = self._compared.get(key)

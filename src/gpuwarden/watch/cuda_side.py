@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -65,7 +66,6 @@ Sighted = Callable[[ModuleLoad, Whose], None]
 class _Judged(Struct):
     """What the last judgement of a process made of it."""
 
-    profile: str = ""
     modules: tuple[GpuModule, ...] = ()
     process: CudaProcess | None = None
     whose: Whose = Whose()
@@ -73,6 +73,11 @@ class _Judged(Struct):
     """When it may be judged again."""
     told: int = 0
     """Loads and contexts that were told as uses of a finding."""
+
+    @property
+    def profile(self) -> str:
+        """The code profile of its workload; empty for none."""
+        return self.whose.profile
 
 
 class CudaSide:
@@ -174,7 +179,7 @@ class CudaSide:
         judged = self._judged.get(key)
         if judged is None or not judged.profile:
             return False
-        return self._fits.add(key, judged.profile, window, self.digests_of(key))
+        return self._fits.add(key, judged.profile, window, partial(self.digests_of, key))
 
     def digests_of(self, key: NamedKey) -> Digests:
         """Modules that the process loaded and its profile does not object to."""
@@ -256,7 +261,6 @@ class CudaSide:
         profile = profile_of(node, self.policy, process) or ""
         claim, container = declared(node, self.policy, process), node.container_of(process)
         judged = self._judged.setdefault(key, _Judged())
-        judged.profile = profile
         judged.whose = Whose(
             process=process,
             image="" if container is None else container.image or "",
@@ -269,7 +273,7 @@ class CudaSide:
         judged.process = replace(
             known,
             known_loads=counts.modules - counts.unknown - counts.not_compared,
-            fit=self._fits.of(key, profile, used.windows, self.digests_of(key)),
+            fit=self._fits.of(key, profile, used.windows, partial(self.digests_of, key)),
         )
         siblings = list(self._siblings(process))
         # Every module is one more to be judged with all others: a burst is judged together.

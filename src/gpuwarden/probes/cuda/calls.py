@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 
 from msgspec import Struct
 
@@ -37,7 +36,7 @@ from gpuwarden.probes.cuda.call_records import (
 )
 from gpuwarden.probes.cuda.captures import COPY, Capture, Captures
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
-from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
+from gpuwarden.probes.cuda.object import FOLDER, ObjectHolder, ProbeObject
 from gpuwarden.probes.cuda.records import (
     AttachedLibrary,
     CallCounters,
@@ -48,7 +47,6 @@ from gpuwarden.probes.cuda.records import (
 from gpuwarden.probes.cuda.stopped import StoppedMap
 from gpuwarden.probes.events import boot_offset_ns
 from gpuwarden.probes.libbpf import RING_CALLBACK, library
-from gpuwarden.probes.loading import NOT_LOADED
 
 OBJECT = os.path.join(FOLDER, "cuda_calls.bpf.o")
 SLEEPING = ("loading", "linked")
@@ -79,7 +77,7 @@ class CallSettings(Struct, frozen=True, kw_only=True):
     names_of_one: int = 50_000
 
 
-class CudaCalls:
+class CudaCalls(ObjectHolder):
     """Tells its sink of calls between ``with`` and its end, in the libraries it was attached to.
 
     Errors on entering: Unavailable, Denied, Malformed, as ``ProbeObject``.
@@ -88,11 +86,10 @@ class CudaCalls:
     def __init__(
         self, settings: CallSettings, sink: CallSink, *, object_path: str = OBJECT
     ) -> None:
+        super().__init__()
         self.settings = settings
         self._sink = sink
         self._object_path = object_path
-        self._stack = ExitStack()
-        self._object: ProbeObject | None = None
         self._decoder = CallDecoder()
         self._captures = Captures(settings.spool_bytes)
         self._callback = RING_CALLBACK(self._take)
@@ -143,31 +140,13 @@ class CudaCalls:
             stack.callback(self._links.detach_all)
             self._stack = stack.pop_all()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Detaches and unloads. Twice does nothing."""
-        self._stack.close()
-
     def _left(self) -> None:
-        self._object = None
+        super()._left()
         while self._telling:
             telling = self._telling.popleft()
             if isinstance(telling, Capture):
                 telling.close()
         self._captures.close()
-
-    @property
-    def _loaded(self) -> ProbeObject:
-        if self._object is None:
-            raise Unavailable(NOT_LOADED)
-        return self._object
 
     def _write_settings(self, loaded: ProbeObject) -> None:
         settings = self.settings

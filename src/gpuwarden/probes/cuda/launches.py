@@ -7,20 +7,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import TracebackType
 
 from msgspec import Struct
 
-from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import launch_records as records
 from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES, OLD_LAUNCHES
 from gpuwarden.probes.cuda.launch_tables import Launches, LaunchingProcesses, Process
 from gpuwarden.probes.cuda.library import EntryPoint, FoundLibrary, LibraryKey
-from gpuwarden.probes.cuda.object import FOLDER, ProbeObject
+from gpuwarden.probes.cuda.object import FOLDER, ObjectHolder, ProbeObject
 from gpuwarden.probes.cuda.records import AttachedLibrary, LaunchCount, SampledLaunch
 from gpuwarden.probes.libbpf import RING_CALLBACK, library
-from gpuwarden.probes.loading import NOT_LOADED
 
 OBJECT = os.path.join(FOLDER, "cuda_launches.bpf.o")
 PROGRAMS = ("launch_kernel", "launch_by_config", "launch_by_handle", "launch_graph")
@@ -53,7 +50,7 @@ class _Stretch(Struct, frozen=True):
     most_of_one_process: int = 0
 
 
-class LaunchProbe:
+class LaunchProbe(ObjectHolder):
     """Counts launches between ``with`` and its end, in the libraries it was attached to.
 
     Calls of the launch functions are counted, whatever they come to. A driver that called one of
@@ -67,10 +64,9 @@ class LaunchProbe:
     def __init__(
         self, settings: LaunchSettings | None = None, *, object_path: str = OBJECT
     ) -> None:
+        super().__init__()
         self.settings = settings or LaunchSettings()
         self._object_path = object_path
-        self._stack = ExitStack()
-        self._object: ProbeObject | None = None
         self._attached: dict[LibraryKey, tuple[AttachedLibrary, list[uprobes.Link]]] = {}
         self._forgotten: set[Process] = set()
         self._seed = int.from_bytes(os.urandom(8), "little")
@@ -118,27 +114,6 @@ class LaunchProbe:
             stack.callback(self._detach_all)
             self._stack = stack.pop_all()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Detaches and unloads. Twice does nothing."""
-        self._stack.close()
-
-    def _left(self) -> None:
-        self._object = None
-
-    @property
-    def _loaded(self) -> ProbeObject:
-        if self._object is None:
-            raise Unavailable(NOT_LOADED)
-        return self._object
 
     def fileno(self) -> int:
         """Readable when the samples of a stretch are half of what there is room for: ``drain``."""

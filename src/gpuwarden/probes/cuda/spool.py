@@ -19,7 +19,6 @@ BLOCK_BYTES = 4 << 20
 SPARE_BLOCKS = 16
 """Kept for the next image: pages that were used before come at once, even in a virtual machine."""
 SLICE_BYTES = 4 << 20
-START_BYTES = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
