@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.cli import main
 from gpuwarden.errors import UsageError
-from gpuwarden.host import Host
+from gpuwarden.host import FileStatus, Host
 from gpuwarden.model import DeviceNode, Process
 from gpuwarden.probes.events import Event, ExitEvent, OpenEvent, OpenReturn, ProcessIdentity, ticks
 from gpuwarden.sensors.falco import EVENTS_LIMIT, GPU_RULE
@@ -182,6 +182,33 @@ def test_another_machines_events_and_other_files_are_context(
 
 
 # ---------------------------------------------------------------- what the probe saw
+
+
+def test_a_node_made_since_the_last_look_is_found_by_its_path(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    class Machine(Host):
+        """This one, with a node in /dev that nobody had told of."""
+
+        def read_bytes(self, path: str, limit: int = 1 << 20) -> bytes:
+            if path == "/proc/devices":
+                return b"Character devices:\n  1 nvidia-uvm\n\nBlock devices:\n"
+            return super().read_bytes(path, limit)
+
+        def status(self, path: str) -> FileStatus:
+            return super().status("/dev/zero" if path == "/dev/nvidia-uvm" else path)
+
+    woken = threading.Event()
+    watch = FalcoWatch(Machine(), "127.0.0.1:0", NODE_NAME, woken.set)
+    watch.start()
+    paths = ("/dev/nvidia-uvm", "/dev/nvidia-other")
+    body = json.dumps([event(sleeper.pid, path=path) for path in paths])
+    assert watch.listener.accept(body.encode(), text=False)[0] == 200
+    assert woken.wait(20)
+    found = watch.events(NODES)
+    watch.close()
+    assert [(one.major, one.minor) for one in found if isinstance(one, OpenEvent)] == [(1, 5)]
+    assert watch.context == 1
 
 
 def test_what_the_probe_told_already_is_not_counted_again(

@@ -172,6 +172,32 @@ def _folder_names(host: Host, folder: str) -> list[str]:
     return names[:_NAMES_LIMIT]
 
 
+def node_at(host: Host, path: str, majors: Majors) -> DeviceNode | None:
+    """The accelerator's node of that path; None when it is none, or cannot be looked at."""
+    try:
+        status = host.status(path)
+    except (Unavailable, Denied, Malformed):
+        return None
+    if not status.is_character_device:
+        return None
+    major, minor = status.special
+    kind = kind_of(major, minor, majors)
+    if kind is None:
+        return None
+    return DeviceNode(
+        path=path,
+        major=major,
+        minor=minor,
+        kind=kind,
+        mode=status.mode & 0o7777,
+        uid=status.uid,
+        gid=status.gid,
+        inode=status.inode,
+        device=f"{status.device[0]}:{status.device[1]}",
+        pci_address=_pci_address(host, major, minor) if kind.startswith("drm") else None,
+    )
+
+
 def read(host: Host, seen: Seen) -> Iterator[DeviceNode]:
     """The accelerators' nodes in /dev and its folders for them, whatever their names are.
 
@@ -187,26 +213,6 @@ def read(host: Host, seen: Seen) -> Iterator[DeviceNode]:
     folders = [*_FOLDERS, *(f"/dev/{n}" for n in sorted(names) if _FOLDER_NAMES.fullmatch(n))]
     for folder in dict.fromkeys(folders):
         for name in sorted(_folder_names(host, folder) if folder != "/dev" else names):
-            path = f"{folder}/{name}"
-            try:
-                status = host.status(path)
-            except (Unavailable, Denied, Malformed):
-                continue
-            if not status.is_character_device:
-                continue
-            major, minor = status.special
-            kind = kind_of(major, minor, majors)
-            if kind is None:
-                continue
-            yield DeviceNode(
-                path=path,
-                major=major,
-                minor=minor,
-                kind=kind,
-                mode=status.mode & 0o7777,
-                uid=status.uid,
-                gid=status.gid,
-                inode=status.inode,
-                device=f"{status.device[0]}:{status.device[1]}",
-                pci_address=_pci_address(host, major, minor) if kind.startswith("drm") else None,
-            )
+            node = node_at(host, f"{folder}/{name}", majors)
+            if node is not None:
+                yield node

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gpuwarden.model import DeviceNode, Fact, NodeKind, OpenState, Process
@@ -100,8 +100,16 @@ def named_device(path: str) -> _Named | None:
     return ("other", None) if path == "/dev/dxg" or _OTHER.fullmatch(path) else None
 
 
-def device_of(event: FalcoEvent, nodes: Iterable[DeviceNode]) -> FalcoDevice | FalcoContext:
-    """The accelerator that an event is about; ``nodes`` are this host's own."""
+def device_of(
+    event: FalcoEvent,
+    nodes: Iterable[DeviceNode],
+    look: Callable[[str], DeviceNode | None] = lambda path: None,
+) -> FalcoDevice | FalcoContext:
+    """The accelerator that an event is about; ``nodes`` are this host's own.
+
+    ``look`` gives the node at a path under /dev that is not among them: it was made since, as
+    /dev/nvidia-uvm is when it is first used.
+    """
     if event.from_text:
         reason = "a line of text can be forged by what it quotes; set json_output in falco.yaml"
         return FalcoContext(event=event, reason=reason)
@@ -119,6 +127,8 @@ def device_of(event: FalcoEvent, nodes: Iterable[DeviceNode]) -> FalcoDevice | F
     if node is None and named is None:
         return FalcoContext(event=event, reason="its file is not an accelerator's by its name")
     state, error, unread = _end(event)
+    if node is None and named is not None and named[1] is None:
+        node = look(path)
     if node is not None:
         kind, major, minor = node.kind, node.major, node.minor
     elif named is not None and named[1] is not None:

@@ -188,6 +188,13 @@ class FalcoWatch:
                 self._nodes = tuple(device_nodes.read(self._host, Seen()))
         return self._nodes
 
+    def _made_since(self, path: str) -> DeviceNode | None:
+        """The node at that path by now; ``_nodes`` and the last judgement's may be older."""
+        try:
+            return device_nodes.node_at(self._host, path, device_nodes.read_majors(self._host))
+        except GpuwardenError:
+            return None
+
     def _next(self) -> FalcoEvent | FalcoDrop | None:
         with self._room:
             if not self._queue:
@@ -196,7 +203,7 @@ class FalcoWatch:
             return self._queue.popleft()
 
     def _of(self, event: FalcoEvent, nodes: tuple[DeviceNode, ...]) -> Iterator[Event]:
-        device = device_of(event, nodes)
+        device = device_of(event, nodes, self._made_since)
         if is_of_node(event, self._hostname) is False or not isinstance(device, FalcoDevice):
             self.context += 1
             return
