@@ -14,7 +14,7 @@ from gpuwarden.code.baseline.entries import Entries
 from gpuwarden.code.baseline.file_writer import write_baseline
 from gpuwarden.code.baseline.provenance import Provenance
 from gpuwarden.code.baseline.reader import Baseline, open_baseline
-from gpuwarden.code.baseline.signing import make_key, read_private
+from gpuwarden.keys import make_key, read_private
 
 OPENINGS, ROUNDS = 20, 20
 IN_A_NEW_PROCESS = """

@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuwarden import __version__
 from gpuwarden.codescan import baseline_flags, flags
-from gpuwarden.errors import GpuwardenError, Unavailable, UsageError
+from gpuwarden.errors import GpuwardenError, UsageError
+from gpuwarden.evidence.flags import add_flags as evidence_flags
+from gpuwarden.harden.flags import add_flags as harden_flags
+from gpuwarden.inputs import DEFAULT_POLICY, load_policy, node_of
+from gpuwarden.journal.flags import add_flags as journal_flags
+from gpuwarden.respond.flags import add_flags as respond_flags
 from gpuwarden.watch import trace_flags
 from gpuwarden.watch.flags import add_flags, check_flags
 
 if TYPE_CHECKING:
-    from gpuwarden.codescan.command import Tell, Told
-    from gpuwarden.model import Snapshot
-    from gpuwarden.policy import Policy
+    from gpuwarden.codescan.command import Tell
+from gpuwarden.outputs.told import Told
+
+RESPONSES: tuple[tuple[str, str, tuple[Callable[[argparse.ArgumentParser], None], bool]], ...] = (
+    ("evidence", "one archive of everything about a process; verify one", (evidence_flags, True)),
+    ("respond", "what may be done about a finding, and doing one step", (respond_flags, True)),
+    ("harden", "what makes the next hijack harder: printed, never applied", (harden_flags, True)),
+    ("journal", "what gpuwarden did on this node, and whether it is whole", (journal_flags, False)),
+)
+"""Name, help, its own flags, and whether it looks at this node."""
 
 EXIT_CLEAR, EXIT_FINDING, EXIT_BLIND, EXIT_USAGE = 0, 1, 2, 64
-DEFAULT_POLICY = "/etc/gpuwarden/policy.yaml"
 WIDTH_WITHOUT_TERMINAL = 140
 
 
@@ -139,70 +150,16 @@ def build_parser() -> argparse.ArgumentParser:
     code = commands.add_parser("code", help="every GPU module in files, images and processes")
     flags.add_flags(code)
 
+    for name, text, (own_flags, looks) in RESPONSES:
+        response = commands.add_parser(name, help=text)
+        if looks:
+            _host_flags(response)
+        _policy_flag(response)
+        own_flags(response)
+
     baseline = commands.add_parser("baseline", help="known-good GPU code: build, sign, learn")
     baseline_flags.add_flags(baseline)
     return parser
-
-
-def _load_policy(path: str | None) -> tuple[Policy, str | None]:
-    from gpuwarden.policy import Policy
-
-    if path is None and not os.path.lexists(DEFAULT_POLICY):
-        return Policy(), None
-    from gpuwarden.host import Host
-    from gpuwarden.policy_file import POLICY_LIMIT_BYTES, parse_policy
-    from gpuwarden.rules.registry import RULE_IDS
-
-    wanted = path or DEFAULT_POLICY
-    try:
-        data = Host().read_bytes(os.path.abspath(wanted), POLICY_LIMIT_BYTES + 1)
-    except Unavailable as error:
-        raise UsageError(f"{wanted}: cannot be read: no such file") from error
-    except GpuwardenError as error:
-        raise UsageError(f"{wanted}: cannot be read: {error}") from error
-    return parse_policy(data, wanted, RULE_IDS), wanted
-
-
-def _snapshot(arguments: argparse.Namespace, policy: Policy | None = None) -> Snapshot:
-    """A recorded node if one was named, else this one with the GPU code that a policy asks for."""
-    recording = getattr(arguments, "recording", None)
-    if recording is not None:
-        from gpuwarden.snapshot import open_recording
-
-        try:
-            return open_recording(recording)
-        except GpuwardenError as error:
-            raise UsageError(str(error), remedy=error.remedy) from error
-    from gpuwarden.host import Host
-    from gpuwarden.scan import ScanOptions, take_snapshot
-    from gpuwarden.sensors.registry import SENSOR_NAMES
-
-    if not os.path.isdir(arguments.root):
-        raise UsageError(f"--root {arguments.root}: not a directory")
-    library = arguments.nvml_library
-    if library is not None and not os.path.lexists(library):
-        raise UsageError(f"--nvml-library {library}: no such file")
-    chosen: frozenset[str] | None = None
-    if getattr(arguments, "sensors", None):
-        chosen = frozenset(arguments.sensors.split(","))
-        unknown = sorted(chosen - set(SENSOR_NAMES))
-        if unknown:
-            raise UsageError(
-                f"--sensors: no sensor is called '{unknown[0]}'; "
-                f"there are: {', '.join(SENSOR_NAMES)}"
-            )
-    options = ScanOptions(sensors=chosen, nvml_library=arguments.nvml_library, deep=arguments.deep)
-    if policy is not None and policy.profiles and chosen is None:
-        from gpuwarden.codescan.live import LiveCode
-
-        options = options._replace(code=LiveCode(policy))
-    return take_snapshot(Host(arguments.root), options, meanwhile=_load_judgement)
-
-
-def _load_judgement() -> None:
-    """Imports what comes after looking, in the time in which the driver's child is at work."""
-    import gpuwarden.judge
-    import gpuwarden.outputs.table  # noqa: F401
 
 
 def _width() -> int:
@@ -214,8 +171,8 @@ def _colour() -> bool:
 
 
 def _scan(arguments: argparse.Namespace) -> int:
-    policy, policy_path = _load_policy(arguments.policy)
-    snapshot = _snapshot(arguments, policy)
+    policy, policy_path = load_policy(arguments.policy)
+    snapshot = node_of(arguments, policy)
     from gpuwarden.judge import exit_code, judge
 
     report = judge(snapshot, policy, policy_path)
@@ -235,7 +192,7 @@ def _record(arguments: argparse.Namespace) -> int:
     from gpuwarden.outputs.words import escape
     from gpuwarden.snapshot import write
 
-    snapshot = _snapshot(arguments, _load_policy(arguments.policy)[0])
+    snapshot = node_of(arguments, load_policy(arguments.policy)[0])
     try:
         write(arguments.file, snapshot)
     except GpuwardenError as error:
@@ -253,8 +210,8 @@ def _record(arguments: argparse.Namespace) -> int:
 def _expect(arguments: argparse.Namespace) -> int:
     from gpuwarden import expectation
 
-    policy, policy_path = _load_policy(arguments.policy)
-    snapshot = _snapshot(arguments)
+    policy, policy_path = load_policy(arguments.policy)
+    snapshot = node_of(arguments)
     if arguments.learn:
         _write(expectation.learn(snapshot, policy))
         return EXIT_CLEAR
@@ -269,7 +226,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from gpuwarden import doctor
     from gpuwarden.host import Host
 
-    snapshot = _snapshot(arguments)
+    snapshot = node_of(arguments)
     opens = doctor.device_opens(Host(arguments.root))
     text, sound = doctor.examine(
         snapshot, as_json=arguments.format == "json", width=_width(), opens=opens
@@ -287,8 +244,8 @@ def _history(arguments: argparse.Namespace) -> int:
         told = sightings.asked(vars(arguments), width=_width())
     else:
         asked = history.asked(vars(arguments))
-        policy, _ = _load_policy(arguments.policy)
-        told = history.tell(_snapshot(arguments), policy, asked, width=_width())
+        policy, _ = load_policy(arguments.policy)
+        told = history.tell(node_of(arguments), policy, asked, width=_width())
     _write(told.text)
     sys.stderr.write(told.complaint)
     return EXIT_CLEAR if told.found and not told.complaint else EXIT_BLIND
@@ -302,20 +259,20 @@ def _watch(arguments: argparse.Namespace) -> int:
         _write("".join(f"removed {one}\n" for one in removed) or "nothing was pinned\n")
         return EXIT_CLEAR
     check_flags(arguments)
-    policy, policy_path = _load_policy(arguments.policy)
+    policy, policy_path = load_policy(arguments.policy)
     if arguments.enforce and not policy.enforce:
         raise UsageError("--enforce: the policy names no container under 'enforce'")
     from gpuwarden.watch.agent import Agent
     from gpuwarden.watch.flags import options_of
 
     options = options_of(arguments, policy_path)
-    agent = Agent(options, policy, reload_policy=lambda: _load_policy(arguments.policy)[0])
+    agent = Agent(options, policy, reload_policy=lambda: load_policy(arguments.policy)[0])
     return agent.run(agent.say)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
     trace_flags.check_flags(arguments)
-    policy, policy_path = _load_policy(arguments.policy)
+    policy, policy_path = load_policy(arguments.policy)
     from gpuwarden.watch import trace
 
     return trace.run(arguments, policy, policy_path, width=_width(), colour=_colour(), write=_write)
@@ -327,7 +284,7 @@ def _code(arguments: argparse.Namespace) -> int:
 
     policy = Policy()
     if arguments.action == "verify" and arguments.profile is not None:
-        policy, _ = _load_policy(arguments.policy)
+        policy, _ = load_policy(arguments.policy)
     return _look(
         arguments,
         lambda tell: command.run(arguments, policy, tell, width=_width(), colour=_colour()),
@@ -359,6 +316,50 @@ def _look(arguments: argparse.Namespace, run: Callable[[Tell], Told]) -> int:
     return told.code
 
 
+def _respond(arguments: argparse.Namespace) -> int:
+    """`evidence`, `respond`, `harden` and `journal`: what could not be done is 2."""
+    from importlib import import_module
+
+    policy, policy_path = load_policy(arguments.policy)
+    try:
+        told = import_module(f"gpuwarden.{arguments.command}.command").run(
+            arguments,
+            policy,
+            policy_path,
+            tell=_tell,
+            ask=_ask,
+            width=_width(),
+            colour=_colour(),
+        )
+    except UsageError:
+        raise
+    except GpuwardenError as error:
+        _complain(error)
+        return EXIT_BLIND
+    _write(told.text)
+    sys.stderr.write(told.complaint)
+    return int(told.code)
+
+
+def _tell(line: str) -> None:
+    """A line of progress for the person who waits."""
+    from gpuwarden.outputs.words import escape
+
+    sys.stderr.write(escape(line) + "\n")
+    sys.stderr.flush()
+
+
+def _ask(question: str) -> bool:
+    """Whether a person at a terminal says yes; nobody there is no."""
+    from gpuwarden.outputs.words import escape
+
+    if not sys.stdin.isatty():
+        return False
+    sys.stderr.write(f"{escape(question)} [yes/NO] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() == "yes"
+
+
 def _complain(error: GpuwardenError) -> None:
     from gpuwarden.outputs.words import escape
 
@@ -383,6 +384,10 @@ COMMANDS = {
     "trace": _trace,
     "code": _code,
     "baseline": _baseline,
+    "evidence": _respond,
+    "respond": _respond,
+    "harden": _respond,
+    "journal": _respond,
 }
 
 

@@ -167,6 +167,33 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     memory_after_exit_seconds: Annotated[int, msgspec.Meta(ge=5, le=86400)] = 60
 
 
+class Evidence(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename={"when": "on"},
+):
+    """Archives that `watch` writes by itself, and the bounds of all archives."""
+
+    when: Literal["never", "critical"] = "never"
+    """``critical``: once for each finding that opens as critical and is about a process."""
+    directory: str = "/var/lib/gpuwarden/evidence"
+    archive_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024
+    """The most that one archive holds; what had no room is named in it."""
+    keep_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 8192
+    """While the directory holds more, `watch` writes no further archive, and says so."""
+
+
+class Namespaces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Kubernetes namespaces, by what `harden kubernetes` does about them."""
+
+    exempt: list[str] = []
+    """Not held to the admission policy: where device plugins, drivers and agents run."""
+    gpu: list[str] = []
+    """Whose pods compute: they get the egress policy."""
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The whole file."""
 
@@ -179,6 +206,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     user_known_gpu_workloads: list[KnownGpuWorkload] = []
     enforce: list[EnforceRule] = []
     capture: Capture = Capture()
+    evidence: Evidence = Evidence()
+    namespaces: Namespaces = Namespaces()
+    signing_key: str | None = None
+    """Absolute path of the private key that signs evidence and the journal; None: unsigned."""
     sinks: list[str] = []
 
     def profile(self, name: str) -> PolicyProfile | None:

@@ -17,9 +17,11 @@ from gpuwarden.policy import (
     STARTER,
     Capture,
     EnforceRule,
+    Evidence,
     JitRules,
     KnownGpuWorkload,
     Match,
+    Namespaces,
     Policy,
     PolicyException,
     PolicyProfile,
@@ -114,6 +116,8 @@ def _fields_of(path: str) -> str:
         (r"\$\.enforce\[[^\]]*\]", EnforceRule),
         (r"\$\.thresholds", Thresholds),
         (r"\$\.capture", Capture),
+        (r"\$\.evidence", Evidence),
+        (r"\$\.namespaces", Namespaces),
         (
             r"\$\.(?:workloads|exceptions|user_known_gpu_workloads|enforce)\[[^\]]*\]\.match",
             Match,
@@ -174,6 +178,28 @@ def _check_containers(policy: Policy) -> Iterator[tuple[str, str]]:
     for i, sink in enumerate(policy.sinks):
         if not sink.strip():
             yield f"$.sinks[{i}]", "expected a sink, such as syslog: or webhook:URL"
+
+
+_NAMESPACE = pattern(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _check_responses(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Mistakes of the keys about evidence, hardening and signing, as path and message."""
+    if not _is_path(policy.evidence.directory):
+        yield "$.evidence.directory", "expected the absolute path of a directory"
+    if policy.signing_key is not None and not _is_path(policy.signing_key):
+        yield "$.signing_key", "expected the absolute path of a private key"
+    for key in ("exempt", "gpu"):
+        for i, name in enumerate(getattr(policy.namespaces, key)):
+            if not _NAMESPACE.fullmatch(name):
+                yield f"$.namespaces.{key}[{i}]", "expected the name of a namespace"
+    for i, name in enumerate(policy.namespaces.gpu):
+        if name in policy.namespaces.exempt:
+            yield f"$.namespaces.gpu[{i}]", f"'{name[:63]}' is exempt as well"
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
 
 
 def _check_profiles(policy: Policy) -> Iterator[tuple[str, str]]:
@@ -246,7 +272,8 @@ def _check(policy: Policy, file: str, places: dict[str, Place], rules: frozenset
             raise fail(
                 path, "expected a narrow match, a path or a gpu: this would silence the rule"
             )
-    for path, message in (*_check_containers(policy), *_check_profiles(policy)):
+    checks = (_check_containers, _check_profiles, _check_responses)
+    for path, message in (mistake for check in checks for mistake in check(policy)):
         raise fail(path, message)
 
 

@@ -30,7 +30,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command and returns its exit code, output and errors."""
-    monkeypatch.setattr("gpuwarden.cli.DEFAULT_POLICY", "/nonexistent/policy.yaml")
+    monkeypatch.setattr("gpuwarden.inputs.DEFAULT_POLICY", "/nonexistent/policy.yaml")
     monkeypatch.delenv("COLUMNS", raising=False)
 
     def run_it(*arguments: str) -> tuple[int, str, str]:

@@ -13,12 +13,11 @@ from gpuwarden.code.baseline.difference import difference
 from gpuwarden.code.baseline.entries import Entries
 from gpuwarden.code.baseline.file_writer import write_baseline, write_new
 from gpuwarden.code.baseline.reader import Baseline
-from gpuwarden.code.baseline.signing import fingerprint, make_key, read_private, read_public
 from gpuwarden.code.module import Problem
 from gpuwarden.code.report import CodeReport
 from gpuwarden.codescan import baseline_text as text
 from gpuwarden.codescan.baseline_build import Built, entries_of
-from gpuwarden.codescan.command import Tell, Told
+from gpuwarden.codescan.command import Tell
 from gpuwarden.codescan.known_code import (
     KEY_DIRECTORY,
     described,
@@ -30,6 +29,8 @@ from gpuwarden.codescan.origins import Label
 from gpuwarden.codescan.scan import Options, scan_code
 from gpuwarden.codescan.targets import Targets
 from gpuwarden.errors import Denied, GpuwardenError, UsageError
+from gpuwarden.keys import fingerprint, make_key, read_private, read_public
+from gpuwarden.outputs.told import Told
 from gpuwarden.outputs.words import json_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuwarden.code.baseline.known import Baselines
@@ -22,20 +21,13 @@ from gpuwarden.codescan.targets import Targets
 from gpuwarden.codescan.tasks import Assess, Buffer
 from gpuwarden.host import Host
 from gpuwarden.outputs.code_table import Wanted, render
+from gpuwarden.outputs.told import Told
 from gpuwarden.outputs.words import json_text
 from gpuwarden.policy import Policy
 
 CLEAR, FINDING, UNREAD = 0, 1, 2
 
 Tell = Callable[[Progress], None]
-
-
-class Told(Struct, frozen=True):
-    """What a command has to say, its exit code, and what it warns of beside that."""
-
-    text: str
-    code: int = CLEAR
-    complaint: str = ""
 
 
 def run(

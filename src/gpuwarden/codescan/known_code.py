@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gpuwarden.code.baseline.reader import Baseline, open_baseline
-from gpuwarden.code.baseline.signing import PEM_LIMIT_BYTES, read_public
 from gpuwarden.code.baseline.starter import open_starter
 from gpuwarden.code.standing import JitRule
 from gpuwarden.errors import Denied, GpuwardenError, UsageError
+from gpuwarden.keys import PEM_LIMIT_BYTES, read_public
 from gpuwarden.outputs.words import escape
 from gpuwarden.policy import JIT_CLASSES, STARTER, PolicyProfile
 

@@ -25,7 +25,7 @@ from gpuwarden.codescan.baseline_commands import (
     written_line,
 )
 from gpuwarden.codescan.baseline_text import candidates_text, text_of
-from gpuwarden.codescan.command import Tell, Told, look
+from gpuwarden.codescan.command import Tell, look
 from gpuwarden.codescan.known_code import baselines_of, described, warnings_of
 from gpuwarden.codescan.learning import Candidate, considered, objections
 from gpuwarden.codescan.origins import Label
@@ -33,6 +33,7 @@ from gpuwarden.codescan.scan import Options
 from gpuwarden.errors import Unavailable
 from gpuwarden.finding import Report
 from gpuwarden.host import Host
+from gpuwarden.outputs.told import Told
 from gpuwarden.sensors.process.stat_lines import read_line
 
 if TYPE_CHECKING:

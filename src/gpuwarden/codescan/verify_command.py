@@ -7,7 +7,7 @@ import argparse
 from gpuwarden.code.baseline.known import Baselines, Lookup
 from gpuwarden.code.report import CodeReport, FoundModule
 from gpuwarden.code.standing import Assessor, JitRule
-from gpuwarden.codescan.command import Tell, Told, look, options_of, told_of
+from gpuwarden.codescan.command import Tell, look, options_of, told_of
 from gpuwarden.codescan.flags import check_targets
 from gpuwarden.codescan.installed_driver import installed_driver
 from gpuwarden.codescan.known_code import (
@@ -18,6 +18,7 @@ from gpuwarden.codescan.known_code import (
 )
 from gpuwarden.errors import UsageError
 from gpuwarden.host import Host
+from gpuwarden.outputs.told import Told
 from gpuwarden.policy import Policy
 
 ALL_KNOWN, UNKNOWN, UNREAD = 0, 1, 2

@@ -1,0 +1,1 @@
+"""What gpuwarden did on this node: an append-only file, each entry chained to the one before."""
