@@ -16,29 +16,28 @@ from contextlib import ExitStack
 
 from msgspec.structs import replace
 
-from gpuwarden.errors import GpuwardenError, UsageError
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
 from gpuwarden.model import DeviceOpen, Process
 from gpuwarden.policy import Policy
 from gpuwarden.probes.choose import Choice
 from gpuwarden.scan import ScanOptions
 from gpuwarden.sensors.machine import read_machine
-from gpuwarden.sensors.nvml.sampler import Sampler
-from gpuwarden.watch import cuda_side, cuda_telling, doorman, examiner, heap, judgement
+from gpuwarden.watch import assembly, heap, judgement
 from gpuwarden.watch.cuda_side import CudaSide
 from gpuwarden.watch.cuda_sight import CUDA_SIGHT_RULES, CudaSight
 from gpuwarden.watch.denial_findings import DENYING_RULES
 from gpuwarden.watch.denying import Denying
 from gpuwarden.watch.device_side import DeviceSide
 from gpuwarden.watch.falco_unmatched import FALCO_RULES
-from gpuwarden.watch.identity import Identities, host_mounts
 from gpuwarden.watch.judging import Judging
-from gpuwarden.watch.open_judge import OPEN_RULE_IDS, Surroundings, container_of
+from gpuwarden.watch.open_judge import OPEN_RULE_IDS, container_of
 from gpuwarden.watch.open_watch import OpenWatch
 from gpuwarden.watch.options import WatchOptions
 from gpuwarden.watch.own_processes import OwnProcesses
 from gpuwarden.watch.own_sight import SIGHT_RULES, OwnSight, Sight
 from gpuwarden.watch.sampling import Sampling
+from gpuwarden.watch.service_manager import ServiceManager
 from gpuwarden.watch.telling import Telling, sinks_of
 from gpuwarden.watch.waiter import Waiter
 from gpuwarden.watch.workers import Worker
@@ -76,10 +75,14 @@ class Agent:
             self.own,
             same_pids=self.node.host_pid_namespace is not False,
         )
+        self.service = ServiceManager()
+        self.judging: Judging
+        self.sampling: Sampling
+        self.watch: OpenWatch
         self.denying: Denying | None = None
         self.cuda: CudaSide | None = None
         self.cuda_sight = CudaSight()
-        self._workers: dict[str, Worker] = {}
+        self.workers: dict[str, Worker] = {}
         self._reload = reload_policy
         self._begun = time.monotonic()
         self._rounds = 0
@@ -101,7 +104,7 @@ class Agent:
             self._waiter = Waiter(stack)
             heap.one_for_all_threads()
             # Children first: they are forked from a process without threads.
-            self._start_children(stack)
+            assembly.start_children(self, stack)
             self.telling = Telling(
                 options.state_directory,
                 sinks,
@@ -111,9 +114,9 @@ class Agent:
             )
             self._resume(stack)
             self.devices.start(stack)
-            self._make_watch()
+            assembly.make_watch(self)
             if options.enforce:
-                self._enforce()
+                assembly.enforce(self)
             self.telling.start(stack)
             self._listen(stack)
             # A crowd of processes must not keep it from the ring; children stay as they are.
@@ -126,38 +129,12 @@ class Agent:
                 os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
             self._waiter.attend_signals(stack)
             ready(str(self.choice))
+            self.service.ready(str(self.choice))
+            stack.callback(self.service.stopping)
             self._loop()
         return 0
 
-    def _start_children(self, stack: ExitStack) -> None:
-        options = self.options
-        jobs: dict[str, tuple[Callable[[bytes], bytes], float]] = {
-            "judge": (self._judge_job(), judgement.DEADLINE_SECONDS),
-            "examiner": (examiner.Examiner(options.root), examiner.DEADLINE_SECONDS),
-        }
-        if options.enforce:
-            jobs["doorman"] = (doorman.Doorman(options.root), doorman.DEADLINE_SECONDS)
-        for name, (job, seconds) in jobs.items():
-            worker = self._workers[name] = Worker(name, job, deadline_seconds=seconds)
-            worker.start()
-            stack.callback(worker.stop)
-        self.judging = Judging(
-            self._workers["judge"], interval_seconds=options.scan_interval_seconds
-        )
-        self.sampling = Sampling(
-            self.host,
-            Sampler(self.host, library=options.nvml_library),
-            self.node.boot_id,
-            self.policy.thresholds,
-            interval_seconds=options.interval_seconds,
-        )
-        stack.callback(self.sampling.sampler.close)
-        # Its child as well: what is loaded later would be in its memory, too.
-        self.sampling.sampler.request()
-        if options.cuda and os.geteuid() == 0:
-            self.cuda = cuda_side.started(self, stack)
-
-    def _judge_job(self) -> judgement.Judgement:
+    def judge_job(self) -> judgement.Judgement:
         return judgement.Judgement(
             self.options.root,
             ScanOptions(nvml_library=self.options.nvml_library, deep=self.options.deep),
@@ -181,52 +158,9 @@ class Agent:
             with contextlib.suppress(OSError):
                 self.sampling.keep(self._usage_path)
 
-    def _make_watch(self) -> None:
-        same_pids = self.node.host_pid_namespace is not False
-        identities = Identities(self.host, boot_time_ns=self.node.boot_time_ns, same_pids=same_pids)
-        self.watch = OpenWatch(
-            identities=identities,
-            surroundings=Surroundings(
-                node=self.node,
-                host_mount_namespace=host_mounts(self.host),
-                init=identities.init(),
-            ),
-            policy=self.policy,
-            policy_path=self.options.policy_path,
-            majors=self.devices.majors,
-            worker=self._workers["examiner"],
-            observe=self.telling.opens,
-            tell=self._tell if self.options.events else None,
-            return_values=self.options.return_values,
-        )
-        if self.cuda is not None:
-            self.cuda.attend(self.watch, identities)
-            self.cuda.sighted = self.telling.sighted
-            if self.options.events:
-                self.cuda.tell = cuda_telling.telling(self, self.cuda, identities)
-        self.watch.resume(self.telling.view.findings, time.time_ns())
-        self.devices.attend(self.watch, self.judging.changed, self._process_ended)
-
-    def _process_ended(self, pid: int) -> None:
+    def process_ended(self, pid: int) -> None:
         self.sampling.ended(pid)
         self.judging.changed()
-
-    def _enforce(self) -> None:
-        probe = self.choice.probe
-        if probe is None or not self.choice.can_deny:
-            raise UsageError(
-                f"--enforce: nothing can be denied here: {self.choice}",
-                remedy="root, and a kernel with cgroup and BPF support",
-            )
-        self.denying = Denying(
-            self.host,
-            self.policy,
-            probe,
-            self._workers["doorman"],
-            dry_run=self.options.dry_run,
-            tell=self.say,
-        )
-        self.denying.begin(pin=self.options.pin)
 
     @staticmethod
     def say(line: str) -> None:
@@ -270,7 +204,9 @@ class Agent:
                 time.sleep(gather)
             if self._waiter.reload_wanted:
                 self._waiter.reload_wanted = False
+                self.service.reloading()
                 self._reload_policy()
+                self.service.ready(str(self.choice))
             if self._follow_up:
                 self._follow_up = False
                 self.judging.follow_up()
@@ -289,10 +225,10 @@ class Agent:
 
     def _descriptors(self) -> dict[str, int | None]:
         """What can wake the loop; children come and go."""
-        found = {name: worker.fileno() for name, worker in self._workers.items()}
+        found = {name: worker.fileno() for name, worker in self.workers.items()}
         found["sampler"] = self.sampling.sampler.fileno()
         found["probe"] = None if self.choice.probe is None else self.choice.probe.fileno()
-        pids = {worker.pid for worker in self._workers.values() if worker.pid is not None}
+        pids = {worker.pid for worker in self.workers.values() if worker.pid is not None}
         if self.cuda is not None:
             found["tracer"] = self.cuda.child.fileno()
             pids.add(self.cuda.child.pid or 0)
@@ -323,6 +259,7 @@ class Agent:
     def _round(self) -> None:
         """Once a second."""
         now_ns = time.time_ns()
+        self.service.alive()
         self.sampling.sampler.request()
         self.devices.round()
         self.devices.forget(self.watch.tick(now_ns))
@@ -379,7 +316,7 @@ class Agent:
         self._follow_up = True
         self.wake()
 
-    def _tell(
+    def tell_event(
         self, event: DeviceOpen, process: Process, lineage: Sequence[Process], at_ns: int
     ) -> None:
         from gpuwarden.outputs.event_lines import event_line
@@ -404,8 +341,8 @@ class Agent:
             return
         self.policy = self.watch.policy = policy
         # The judge has the old one: its next request starts another.
-        self._workers["judge"].stop()
-        self._workers["judge"].job = self._judge_job()
+        self.workers["judge"].stop()
+        self.workers["judge"].job = self.judge_job()
         if self.denying is not None:
             self.denying.reload(policy)
         if self.cuda is not None:
