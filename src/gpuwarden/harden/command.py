@@ -1,4 +1,4 @@
-"""What `gpuwarden harden` does; it returns what is to be printed."""
+"""What `gpuwarden harden` does: hands over to the site that was named."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from gpuwarden.errors import UsageError
 from gpuwarden.outputs.told import Told
 from gpuwarden.policy import Policy
+
+SITES = ("kubernetes", "slurm", "host")
 
 
 def run(
@@ -20,8 +22,23 @@ def run(
     width: int,
     colour: bool,
 ) -> Told:
-    """The command; ``tell`` takes lines while it works, ``ask`` puts a question.
+    """The command of one site; ``tell`` takes lines while it works, ``ask`` puts a question.
 
     Errors: GpuwardenError.
     """
-    raise UsageError("harden: not in this build")
+    # Imported by name: each site is another job, with imports of its own.
+    from importlib import import_module
+
+    if arguments.site not in SITES:
+        raise UsageError(f"harden: no site is called '{arguments.site}'")
+    told = import_module(f"gpuwarden.harden.{arguments.site}").run(
+        arguments,
+        policy,
+        policy_path,
+        tell=tell,
+        ask=ask,
+        width=width,
+        colour=colour,
+    )
+    assert isinstance(told, Told)  # noqa: S101 - what a name gives has no type
+    return told
