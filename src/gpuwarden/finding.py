@@ -89,6 +89,13 @@ class Subject(Fact, frozen=True, kw_only=True):
     """The GPUs concerned. A process keeps its identity when it spreads to another GPU."""
     gpu: str | None = None
     """The GPUs as a person names them: ``GPU 0``, ``GPUs 0, 1``."""
+    exe_device: str | None = None
+    """``major:minor`` of a process's binary. This and what follows say which exec of the process
+    was judged: what an action is held against, and no part of the finding's id."""
+    exe_inode: int | None = None
+    exec_mark: str | None = None
+    exec_count: int | None = None
+    """The kernel's own count of execs, where a probe read it."""
 
 
 class Advisory(NamedTuple):

@@ -105,6 +105,9 @@ class Process(Fact, frozen=True, kw_only=True):
     argv: tuple[str, ...] | None = None
     argv_truncated: bool = False
     exe: Executable | None = None
+    exec_mark: str | None = None
+    """A digest of what the kernel laid down at the latest exec (sensors/process/exec_mark.py); None
+    for ancestors and peers, where addresses are not drawn at random, and where it was not read."""
     cwd: str | None = None
     cwd_deleted: bool = False
     uid: int | None = None

@@ -33,7 +33,11 @@ def gpu_phrase(node: Node, gpu_ids: Sequence[str]) -> str:
 def process_subject(
     node: Node, pid: int, process: Process | None, gpu_ids: Sequence[str]
 ) -> Subject:
-    """The identity of a process: pid, start time, boot; its GPUs are told, not part of it."""
+    """The identity of a process: pid, start time, boot; its GPUs are told, not part of it.
+
+    Which exec of it was judged is told as well, for whoever acts on it.
+    """
+    exe = process.exe if process else None
     return Subject(
         kind="process",
         name=process.comm if process else "",
@@ -42,6 +46,9 @@ def process_subject(
         boot_id=node.snapshot.node.boot_id,
         gpu_ids=tuple(gpu_ids),
         gpu=gpu_phrase(node, gpu_ids),
+        exe_device=exe.device if exe else None,
+        exe_inode=exe.inode if exe else None,
+        exec_mark=process.exec_mark if process else None,
     )
 
 

@@ -110,6 +110,10 @@ def merged(of_event: Process, of_proc: Process) -> Process:
     if mine is not None and (theirs is None or mine.inode != theirs.inode):
         # It has executed another program since: this one is what opened the device.
         kept["exe"] = mine
+        kept["exec_mark"] = None
+    elif of_event.argv not in (None, of_proc.argv) and not of_event.argv_truncated:
+        # As it was when it was judged is not known: it is judged again before anybody acts.
+        kept["exec_mark"] = None
     if of_event.cgroup is not None and not _says_where(of_proc.cgroup):
         kept["cgroup"] = of_event.cgroup
     return replace(of_proc, **kept)

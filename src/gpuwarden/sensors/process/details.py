@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from gpuwarden.errors import Denied, GpuwardenError, Malformed, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import LOGINUID_UNSET, CgroupPlacement, Executable, Gap, Process
-from gpuwarden.sensors.process import environment, stat_lines
+from gpuwarden.sensors.process import environment, exec_mark, stat_lines
 from gpuwarden.sensors.process.executables import (
     Binaries,
     new_binaries,
@@ -55,6 +55,7 @@ class _Reading(Struct):
     identities: LibraryIdentities = field(default_factory=LibraryIdentities)
     boot_time_seconds: int | None = None
     ticks_per_second: int = 100
+    addresses_are_drawn: bool = False
 
 
 def ancestors(seen: Seen, pids: Iterable[int]) -> list[int]:
@@ -153,6 +154,7 @@ def _new_reading(host: Host, binaries: Binaries) -> _Reading:
     reading = _Reading(host, binaries)
     if host.is_live:
         reading.ticks_per_second = os.sysconf("SC_CLK_TCK")
+        reading.addresses_are_drawn = exec_mark.addresses_are_drawn(host)
     try:
         reading.boot_time_seconds = parse_boot_time(host.read_bytes("/proc/stat", 1 << 20))
     except GpuwardenError:
@@ -269,6 +271,7 @@ def _details(reading: _Reading, line: StatLine, role: str) -> Process:
         argv=None if argv is None else argv[0],
         argv_truncated=argv is not None and argv[1],
         exe=exe,
+        exec_mark=_mark(reading, pid, exe) if has_memory and role == "subject" else None,
         cwd=None if cwd is None else cwd[0],
         cwd_deleted=cwd is not None and cwd[1],
         uid=status.uid,
@@ -289,6 +292,11 @@ def _details(reading: _Reading, line: StatLine, role: str) -> Process:
         role=role,
         unread=fields.unread,
     )
+
+
+def _mark(reading: _Reading, pid: int, exe: Executable | None) -> str | None:
+    drawn = reading.addresses_are_drawn
+    return exec_mark.read_mark(reading.host, pid, exec_mark.binary(exe), drawn=drawn)
 
 
 def _placement(lines: tuple[str, ...]) -> CgroupPlacement:
