@@ -99,16 +99,24 @@ def health(state: AgentState, monotonic_seconds: float) -> Health:
 class MetricsServer:
     """Listens between ``start`` and ``stop``; ``state`` is called on a thread of its own."""
 
-    def __init__(self, address: Address, state: Callable[[], AgentState]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        state: Callable[[], AgentState],
+        *,
+        passed: socket.socket | None = None,
+    ) -> None:
+        """``passed`` already listens, and is used in place of ``address``."""
         self._wanted = address
         self._state = state
+        self._passed = passed
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Errors: Unavailable, when the address cannot be had."""
         try:
-            self._server = _Server(self._wanted, self._state)
+            self._server = _Server(self._wanted, self._state, self._passed)
         except OSError as error:
             raise Unavailable(
                 f"--metrics: cannot listen on {self._wanted}: {error.strerror or error}",
@@ -154,13 +162,23 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     request_queue_size = 2 * MAX_CONNECTIONS
     allow_reuse_address = True
 
-    def __init__(self, address: Address, state: Callable[[], AgentState]) -> None:
+    def __init__(
+        self, address: Address, state: Callable[[], AgentState], passed: socket.socket | None
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.state = state
         self._lock = threading.Lock()
         self._until: dict[socket.socket, float] = {}
         """The connections there are, and when each has to be over."""
-        super().__init__((address.host, address.port), _Handler)
+        if passed is not None:
+            # The library makes a socket in any case; one of the network may be forbidden here.
+            self.address_family = socket.AF_UNIX
+        super().__init__((address.host, address.port), _Handler, bind_and_activate=passed is None)
+        if passed is not None:
+            self.socket.close()
+            self.socket = passed
+            self.server_address = passed.getsockname()
+            self.server_name, self.server_port = "", self.server_address[1]
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.errors import Unavailable, UsageError
 from gpuwarden.watch.judgement import Judged
+from gpuwarden.watch.passed_sockets import METRICS, passed_sockets
 
 if TYPE_CHECKING:
     from gpuwarden.outputs.metrics_state import AgentState
@@ -102,16 +103,17 @@ class MetricsSide:
 
 
 def metrics(agent: Agent, stack: ExitStack) -> MetricsSide | None:
-    """The endpoint, if it is asked for. Errors: UsageError."""
-    if agent.options.metrics is None:
+    """The endpoint, if it is asked for or systemd passed a socket for it. Errors: UsageError."""
+    passed = passed_sockets().get(METRICS)
+    if agent.options.metrics is None and passed is None:
         return None
     from gpuwarden.metrics_server import MetricsServer, parse_address
     from gpuwarden.watch.state import PartErrors, agent_state
 
-    address = parse_address(agent.options.metrics)
+    address = parse_address(agent.options.metrics or "127.0.0.1:0")
     errors = PartErrors()
     side = MetricsSide(agent_state(agent, errors), errors)
-    server = MetricsServer(address, side.newest)
+    server = MetricsServer(address, side.newest, passed=passed)
     try:
         server.start()
     except Unavailable as error:
