@@ -1,7 +1,7 @@
 """Files that a process had the driver load by name, read as that process finds them.
 
-A child looks: it takes on the process's root and working directory, so that no link and no ``..``
-leads out of them, opens without waiting what is a regular file with bytes of its own, and copies
+A child looks: the kernel resolves the path below the process's root, so that no link and no ``..``
+leads out of it; the child opens without waiting what is a regular file with bytes of its own, and copies
 it. A path to one of the process's own descriptors is taken from the process. Where root may not
 read, as on a network file system, the process's own user may.
 
@@ -36,9 +36,8 @@ PATH_LIMIT_BYTES = 4096
 ENDED = "the process had ended before its file was read"
 
 _OPENAT2 = 437  # on every architecture
-_NO_MAGIC_LINKS = 0x02
+_NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10
 _HOW = struct.Struct("=QQQ")
-_AT_FDCWD = -100
 _PIECE_BYTES = 1 << 20
 _PROC_BYTES = 1 << 16
 _STATFS_BYTES = 256
@@ -228,11 +227,10 @@ def _handle(process: int, status: bytes, path: bytes) -> int:
         folder = os.open("cwd", os.O_PATH | os.O_DIRECTORY, dir_fd=process)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise _EndedError from error
-    os.fchdir(root)
-    os.chroot(".")
-    os.fchdir(folder)
     try:
-        return _open_plainly(path)
+        if path.startswith(b"/"):
+            return _open_below(root, path)
+        return _open_below(root, _place(process, root, folder) + b"/" + path)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise Unavailable(
@@ -241,10 +239,31 @@ def _handle(process: int, status: bytes, path: bytes) -> int:
         raise
 
 
-def _open_plainly(path: bytes) -> int:
-    how = _HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS)
+def _place(process: int, root: int, folder: int) -> bytes:
+    """The process's working directory, as a path below its root. Errors: OSError, Unavailable."""
+    top, inside = (os.readlink(name, dir_fd=process) for name in (b"root", b"cwd"))
+    if top != b"/":
+        if inside != top and not inside.startswith(top + b"/"):
+            raise Unavailable("the process's working directory is outside its root")
+        inside = inside[len(top) :]
+    wanted = os.fstat(folder)
+    try:
+        found = _open_below(root, inside or b"/")
+    except OSError as error:
+        raise Unavailable("the process's working directory is not where it was") from error
+    there = os.fstat(found)
+    os.close(found)
+    # A path is only what the directory is called now: removed, covered by a mount, or another's.
+    if (there.st_dev, there.st_ino) != (wanted.st_dev, wanted.st_ino):
+        raise Unavailable("the process's working directory is not to be found by its path")
+    return inside
+
+
+def _open_below(root: int, path: bytes) -> int:
+    """A handle on what a path leads to for whoever has that root."""
+    how = _HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _IN_ROOT)
     libc = ctypes.CDLL(None, use_errno=True)
-    number, folder, size = map(ctypes.c_long, (_OPENAT2, _AT_FDCWD, _HOW.size))
+    number, folder, size = map(ctypes.c_long, (_OPENAT2, root, _HOW.size))
     handle: int = libc.syscall(number, folder, path, how, size)
     if handle < 0:
         code = ctypes.get_errno()
