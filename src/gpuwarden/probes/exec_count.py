@@ -1,0 +1,153 @@
+"""How often a process has executed a program, by the kernel's own count, which nobody can set.
+
+Needs kernel 5.8 with BTF, and CAP_BPF with CAP_PERFMON (or root). Nothing is attached to anything:
+the kernel's list of tasks is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from types import TracebackType
+
+from msgspec import Struct
+
+from gpuwarden.errors import GpuwardenError, Unavailable
+from gpuwarden.probes import btf, layouts
+from gpuwarden.probes.events import ticks
+from gpuwarden.probes.layouts import Layouts
+from gpuwarden.probes.libbpf import Libbpf, library
+from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, explained
+
+OBJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_count.bpf.o")
+LIMIT_BYTES = 64 << 20
+"""Of one reading; more than the 4 million processes that a kernel can have."""
+LAYOUTS: Layouts = {
+    "exec_record": (
+        ("start_ns", "Q"),
+        ("count", "Q"),
+        ("exe_inode", "Q"),
+        ("pid", "I"),
+        ("exe_device", "I"),
+    )
+}
+_RECORD = layouts.packed("exec_record", among=LAYOUTS)
+_READ_BYTES = 1 << 16
+_MINOR_BITS = 20
+"""Of the kernel's own dev_t."""
+
+
+class ExecCount(Struct, frozen=True):
+    """A process's count of execs, with the file that the kernel itself keeps as its binary.
+
+    On overlayfs and btrfs that file's device is another one than stat(2) tells.
+    """
+
+    pid: int
+    start_time_ticks: int
+    count: int
+    exe_device: str | None = None
+    exe_inode: int | None = None
+
+
+def parse(data: bytes) -> list[ExecCount]:
+    """The records of one reading; a cut one at the end is left out."""
+    found = []
+    whole = len(data) - len(data) % _RECORD.size
+    for start_ns, count, inode, pid, device in _RECORD.iter_unpack(data[:whole]):
+        major, minor = device >> _MINOR_BITS, device & (1 << _MINOR_BITS) - 1
+        exe = (f"{major}:{minor}", inode) if inode else (None, None)
+        found.append(ExecCount(pid, ticks(start_ns), count, *exe))
+    return found
+
+
+class ExecCounts:
+    """The probe between ``with`` and its end; where it cannot be loaded ``unavailable`` says why.
+
+    Nothing is raised then: ``of`` says None for every process.
+    """
+
+    def __init__(self, object_path: str = OBJECT) -> None:
+        self._path = object_path
+        self._stack = ExitStack()
+        self._bpf: Libbpf | None = None
+        self._link = self._wanted = -1
+        self.unavailable = NOT_LOADED
+
+    def __enter__(self) -> ExecCounts:
+        try:
+            with library() as bpf, ExitStack() as stack:
+                try:
+                    self._load(bpf, stack)
+                except OSError as error:
+                    raise explained(bpf, error) from error
+                self._stack = stack.pop_all()
+                self._bpf = bpf
+                self.unavailable = ""
+        except GpuwardenError as error:
+            self.unavailable = str(error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unloads. Twice does nothing."""
+        self._bpf = None
+        self.unavailable = NOT_LOADED
+        self._stack.close()
+
+    def _load(self, bpf: Libbpf, stack: ExitStack) -> None:
+        if not os.path.exists(KERNEL_TYPES):
+            raise Unavailable("this kernel does not describe its types (BTF)")
+        try:
+            with open(self._path, "rb") as file:
+                layouts.check(btf.structures(file.read()), among=LAYOUTS)
+        except FileNotFoundError as error:
+            raise Unavailable("the eBPF probe was not built with this installation") from error
+        loaded = bpf.pointer("bpf_object__open_file", self._path.encode(), None)
+        stack.callback(bpf.call, "bpf_object__close", loaded)
+        program = bpf.pointer("bpf_object__find_program_by_name", loaded, b"exec_counts")
+        bpf.checked("bpf_program__set_autoload", program, True)
+        bpf.checked("bpf_object__load", loaded)
+        found = bpf.pointer("bpf_object__find_map_by_name", loaded, b"wanted")
+        self._wanted = bpf.checked("bpf_map__fd", found)
+        link = bpf.pointer("bpf_program__attach_iter", program, None)
+        stack.callback(bpf.call, "bpf_link__destroy", link)
+        self._link = bpf.checked("bpf_link__fd", link)
+
+    def of(self, pid: int) -> ExecCount | None:
+        """That process's; None where it is not there, or cannot be asked for."""
+        return next((one for one in self._read(pid) if one.pid == pid), None)
+
+    def all(self) -> dict[int, ExecCount]:
+        """Those of all processes by pid; empty where they cannot be asked for."""
+        return {one.pid: one for one in self._read(0)}
+
+    def _read(self, pid: int) -> list[ExecCount]:
+        bpf = self._bpf
+        if bpf is None:
+            return []
+        first = (0).to_bytes(4, "little")
+        try:
+            value = pid.to_bytes(4, "little")
+            bpf.checked("bpf_map_update_elem", self._wanted, first, value, 0)
+            descriptor = bpf.checked("bpf_iter_create", self._link)
+        except (OSError, OverflowError):
+            return []
+        chunks: list[bytes] = []
+        total = 0
+        try:
+            while total < LIMIT_BYTES and (chunk := os.read(descriptor, _READ_BYTES)):
+                chunks.append(chunk)
+                total += len(chunk)
+        except OSError:
+            return []
+        finally:
+            os.close(descriptor)
+        return parse(b"".join(chunks))
