@@ -1,9 +1,9 @@
 """Files that a process had the driver load by name, read as that process finds them.
 
 A child looks: the kernel resolves the path below the process's root, so that no link and no ``..``
-leads out of it; the child opens without waiting what is a regular file with bytes of its own, and copies
-it. A path to one of the process's own descriptors is taken from the process. Where root may not
-read, as on a network file system, the process's own user may.
+leads out of it; the child opens without waiting what is a regular file with bytes of its own, and
+copies it. A path to one of the process's own descriptors is taken from the process. Where root may
+not read, as on a network file system, the process's own user may.
 
 The file is read after the call: what the driver read can have been another. A file that was changed
 since is said to be, one that was exchanged for an older one is not seen to be.
