@@ -12,18 +12,17 @@ import time
 import msgspec
 from msgspec import Struct, field
 
-from gpuwarden.errors import GpuwardenError, Malformed, TimedOut, Unavailable
+from gpuwarden.errors import GpuwardenError, Malformed, Unavailable
 from gpuwarden.expected.slurm import jobs
+from gpuwarden.expected.slurm.controller import Controller, node_name
 from gpuwarden.expected.slurm.gres import Gres, GresLayout, gpu_references
 from gpuwarden.expected.slurm.site import (
     Site,
     find_site,
     gres_layout,
-    host_name,
-    is_node_name,
     step_sockets,
 )
-from gpuwarden.host import CommandOutput, Host
+from gpuwarden.host import Host
 from gpuwarden.model import SourceRun, Workload
 from gpuwarden.sensors.seen import Seen
 
@@ -38,25 +37,6 @@ _REMEDY_ROOT = (
     "Slurm's client programs"
 )
 _LOOSE_TRACKING = ("pgid", "linuxproc")
-
-
-class _Controller(Struct):
-    """Slurm's commands on this host, within one budget of time."""
-
-    host: Host
-    site: Site
-    ends_at: float
-
-    def ask(self, program: str, *arguments: str) -> CommandOutput:
-        """Runs one command. Errors: Unavailable, Denied, TimedOut."""
-        left = min(COMMAND_SECONDS, self.ends_at - time.monotonic())
-        if left <= 0:
-            raise TimedOut(f"Slurm did not answer everything within {TOTAL_SECONDS:g} s")
-        return self.host.command(
-            [self.site.program(program), *arguments],
-            deadline_seconds=left,
-            environment=self.site.environment,
-        )
 
 
 class _Answer(Struct):
@@ -103,9 +83,9 @@ def _read(host: Host, seen: Seen, began: float) -> tuple[SourceRun, list[Workloa
             "Slurm is on this host, and its commands cannot be run through a mounted root",
             remedy=_REMEDY_ROOT,
         )
-    controller = _Controller(host, site, began + TOTAL_SECONDS)
+    controller = Controller(host, site, began + TOTAL_SECONDS, COMMAND_SECONDS)
     sockets = step_sockets(host, site)
-    node = _node_name(controller, sockets)
+    node = node_name(controller, sockets)
     if node is None:
         return _absent("slurm.conf is here, but it has no node for this host and no slurmd runs")
     site.node = node
@@ -143,42 +123,19 @@ def _finish(answer: _Answer, *, scheduled: bool) -> SourceRun:
     )
 
 
-def _node_name(controller: _Controller, sockets: list[tuple[str, str]]) -> str | None:
-    """This node's name in the cluster, which need not be the host's; None if it has none."""
-    site = controller.site
-    if site.node is not None:
-        return site.node
-    try:
-        printed = controller.ask("scontrol", "show", "aliases")
-        aliases = [
-            name for name in printed.stdout.decode("utf-8", "replace").split() if is_node_name(name)
-        ]
-    except GpuwardenError:
-        if site.daemon_runs:
-            raise
-        return None
-    if printed.code == 0 and aliases:
-        site.other_nodes = tuple(aliases[1:])
-        return aliases[0]
-    of_steps = [name for name, _ in sockets if is_node_name(name)]
-    if of_steps:
-        return of_steps[0]
-    return host_name(controller.host) if site.daemon_runs else None
-
-
-def _listed(controller: _Controller, node: str) -> dict[str, jobs.Job]:
+def _listed(controller: Controller, node: str) -> dict[str, jobs.Job]:
     output = controller.ask("squeue", "-t", "all", "-w", node, "-o", jobs.SQUEUE_FORMAT)
     jobs.refuse_failure(output, "squeue")
     return {job.id: job for job in jobs.parse_squeue(output.stdout)}
 
 
-def _node_gres(controller: _Controller, node: str) -> tuple[Gres, ...]:
+def _node_gres(controller: Controller, node: str) -> tuple[Gres, ...]:
     output = controller.ask("scontrol", "show", "node", node)
     jobs.refuse_failure(output, "scontrol show node")
     return jobs.parse_node_gres(output.stdout)
 
 
-def _step_pids(controller: _Controller) -> dict[str, tuple[int, ...]]:
+def _step_pids(controller: Controller) -> dict[str, tuple[int, ...]]:
     """Job id → pids by slurmstepd's own word; empty when there are no steps or nobody says."""
     try:
         output = controller.ask("scontrol", "listpids")
@@ -213,7 +170,7 @@ def _claimed_ids(
 class _Asked(Struct):
     """The controller's word on single jobs, gathered into one answer."""
 
-    controller: _Controller
+    controller: Controller
     seen: Seen
     node: str
     node_gres: tuple[Gres, ...]
