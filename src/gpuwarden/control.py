@@ -5,13 +5,22 @@ One request and one answer a connection, JSON, each at most ``MESSAGE_LIMIT_BYTE
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import msgspec
 
 SOCKET = "/run/gpuwarden/control.sock"
+STATE_DIRECTORY = "/var/lib/gpuwarden"
 MESSAGE_LIMIT_BYTES = 64 << 10
 ANSWER_SECONDS = 10.0
+
+
+def socket_of(state_directory: str) -> str:
+    """Where the daemon with that state directory listens: two daemons have two sockets."""
+    if os.path.normpath(state_directory) == STATE_DIRECTORY:
+        return SOCKET
+    return os.path.join(state_directory, os.path.basename(SOCKET))
 
 
 class GroupName(msgspec.Struct, frozen=True):

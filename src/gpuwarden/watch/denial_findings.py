@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gpuwarden.control import Denied
 from gpuwarden.enforcement import Decision
 from gpuwarden.finding import Advisory, Evidence, Finding, about_source
+from gpuwarden.outputs.words import moment
 
 SHOWN = 8
 
@@ -36,8 +38,20 @@ NOT_AS_ASKED = CONTAINER_DENIED._replace(
         "A container is denied only once its runtime answers: gpuwarden doctor.",
     ),
 )
-DENYING_ADVISORIES = (CONTAINER_DENIED,)
-DENYING_RULES = frozenset({CONTAINER_DENIED.id})
+DENIED_ON_REQUEST = Advisory(
+    id="denied_on_request",
+    title="A control group is denied accelerators, as somebody asked",
+    severity="info",
+    explanation="Root asked for it with gpuwarden respond, so opens of accelerators in this group "
+    "fail. What it had open before stays open. It lasts until it is taken back, the group ends or "
+    "the machine restarts.",
+    steps=(
+        "To see all of them: gpuwarden respond --denied.",
+        "To end it: gpuwarden respond --allow with the group's number, as the evidence has it.",
+    ),
+)
+DENYING_ADVISORIES = (CONTAINER_DENIED, DENIED_ON_REQUEST)
+DENYING_RULES = frozenset(advisory.id for advisory in DENYING_ADVISORIES)
 
 
 def of_decisions(decisions: Iterable[Decision]) -> Iterator[Finding]:
@@ -49,6 +63,20 @@ def of_decisions(decisions: Iterable[Decision]) -> Iterator[Finding]:
         elif decision.state == "would deny":
             advisory = WOULD_BE_DENIED
         yield _finding(advisory, f"container {decision.container.id}", [decision.text])
+
+
+def of_requests(denied: Iterable[Denied]) -> Iterator[Finding]:
+    """One for each name under which groups are denied on request."""
+    by_name: dict[str, list[Denied]] = {}
+    for one in denied:
+        by_name.setdefault(one.name, []).append(one)
+    for name, same in by_name.items():
+        texts = [
+            f"group {one.group.hierarchy}:{one.group.id} since {moment(one.since_ns)}"
+            + (f": {one.reason}" if one.reason else "")
+            for one in same[:SHOWN]
+        ]
+        yield _finding(DENIED_ON_REQUEST, name, texts)
 
 
 def trouble(name: str, lines: Iterable[str]) -> Finding:

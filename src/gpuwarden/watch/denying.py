@@ -66,14 +66,14 @@ class Denying:
         *,
         dry_run: bool,
         tell: Callable[[str], None],
+        asked: Callable[[GroupKey], bool] = lambda group: False,
     ) -> None:
-        """``tell`` takes a line for a person, once for each decision that is new."""
-        self.enforcer = Enforcer(
-            policy,
-            lambda group, dry: probe.deny_group(group, dry_run=dry),
-            probe.allow,
-            dry_run=dry_run,
-        )
+        """``tell`` takes a line for a person, once for each decision that is new.
+
+        ``asked``: whether somebody asked for a group's denial; that is neither lifted nor weakened.
+        """
+        self.enforcer = Enforcer(policy, self._deny, self._allow, dry_run=dry_run)
+        self._asked_for = asked
         self.worker = worker
         self.turned_away = 0
         """Containers that were not asked for, since too many others were."""
@@ -101,6 +101,7 @@ class Denying:
         """
         try:
             self._pins.take_over(pin=pin)
+            self._taken_over -= {one for one in self._taken_over if self._asked_for(one)}
             self.existing()
             self._pins.begin()
         except GpuwardenError as error:
@@ -248,6 +249,14 @@ class Denying:
 
     # ---------------------------------------------------------------- decisions
 
+    def _deny(self, group: GroupKey, dry_run: bool) -> None:
+        if not (dry_run and self._asked_for(group)):
+            self._probe.deny_group(group, dry_run=dry_run)
+
+    def _allow(self, group: GroupKey) -> None:
+        if not self._asked_for(group):
+            self._probe.allow(group)
+
     def _decide(self, container: Container, met: _Met) -> None:
         decision = self.enforcer.container(container, met.located.groups)
         if container.confirmed:
@@ -269,7 +278,7 @@ class Denying:
         self._taken_over -= mine
         denied = {group for decision in self.decisions() for group in decision.groups}
         for group in mine - denied:
-            self._probe.allow(group)
+            self._allow(group)
             self._tell(f"an earlier run's denial ends: group {group.hierarchy}:{group.id}")
 
     def _is_taken_over(self, met: _Met) -> bool:
