@@ -20,7 +20,7 @@ def signing_key(path: str | None) -> Ed25519PrivateKey | None:
     """
     if path is None:
         return None
-    pem, status = _read(path)
+    pem, status = _read(path, os.O_NOFOLLOW)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
         raise UsageError(
             f"signing_key {path}: others can read it",
@@ -34,9 +34,9 @@ def public_key(path: str) -> bytes:
     return read_public(_read(path)[0], path)
 
 
-def _read(path: str) -> tuple[bytes, os.stat_result]:
+def _read(path: str, flags: int = 0) -> tuple[bytes, os.stat_result]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     with open(descriptor, "rb") as file:
