@@ -107,6 +107,18 @@ def read(
     )
 
 
+def finding(directory: str, identity: str) -> Remembered:
+    """What is remembered of a finding by its id. Errors: none; see ``troubles``."""
+    memory = _Memory(directory)
+    found = memory.ask(FINDINGS_FILE, Ledger, lambda ledger: _findings(ledger, memory))
+    return Remembered(
+        directory=directory,
+        state=memory.state,
+        troubles=tuple(memory.troubles),
+        findings=tuple(one for one in found or () if one.finding.id == identity),
+    )
+
+
 def gpus(directory: str) -> set[str]:
     """The ids of all GPUs that are remembered; empty if that cannot be read."""
     every = _Memory(directory).ask(

@@ -15,12 +15,9 @@ from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.respond import allowed
+from gpuwarden.respond.identity import Changed
 from gpuwarden.respond.order import NEEDS, UNDOING, WITHOUT_EVIDENCE
 from gpuwarden.respond.step import Actor, Identity, Outcome, Step, StepName, Target, Tell
-
-
-class Changed(GpuwardenError):
-    """The process is another one than the one that was judged, or runs another program."""
 
 
 class Confirmations(Struct, frozen=True, kw_only=True):
