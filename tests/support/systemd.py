@@ -45,7 +45,7 @@ G="$F/cgroup/$NAME"
 mkdir "$G"
 (
     echo "$BASHPID" > "$G/cgroup.procs"
-    exec unshare --pid --cgroup --mount --fork --kill-child /bin/bash -e -c "$INNER"
+    exec unshare --pid $CGROUP --mount --fork --kill-child /bin/bash -e -c "$INNER"
 ) || code=$?
 for try in $(seq 100); do
     find "$G" -depth -type d -exec rmdir {} \; 2>/dev/null || true
@@ -73,6 +73,11 @@ mknod -m 666 "$M/dev/nvidia1" c 195 1
 mknod -m 666 "$M/dev/nvidiactl" c 195 255
 touch "$M/dev/console" "$F/console"
 mount --bind "$F/console" "$M/dev/console"
+if [ -z "$CGROUP" ]; then
+    mount -t bpf -o mode=700 bpf "$M/sys/fs/bpf"
+    mount -t tracefs tracefs "$M/sys/kernel/tracing"
+    mknod -m 600 "$M/dev/kmsg" c 1 11
+fi
 for tree in $TREES; do
     mkdir -p "$M$tree"
     mount --bind "$tree" "$M$tree"
@@ -110,8 +115,14 @@ class SystemdMachine:
 
 
 @contextmanager
-def running_systemd(units: Mapping[str, str]) -> Iterator[SystemdMachine]:
-    """A machine with these unit files (name → text), all started; ended on the way out."""
+def running_systemd(
+    units: Mapping[str, str], *, own_cgroups: bool = True
+) -> Iterator[SystemdMachine]:
+    """A machine with these unit files (name → text), all started; ended on the way out.
+
+    Without ``own_cgroups`` it sees the whole hierarchy, as a host does, has what probes need
+    mounted, and the kernel's log.
+    """
     require_root()
     require("systemd", "util-linux")
     folder = Path(tempfile.mkdtemp(prefix="gpuwarden-systemd-"))
@@ -124,6 +135,7 @@ def running_systemd(units: Mapping[str, str]) -> Iterator[SystemdMachine]:
         "NAME": folder.name,
         "INNER": _INNER,
         "TREES": " ".join(sorted(trees)),
+        "CGROUP": "--cgroup" if own_cgroups else "",
     }
     outer = subprocess.Popen(
         ["unshare", "--mount", "--ipc", "--uts", "--net", "/bin/bash", "-c", _OUTER],
