@@ -2,7 +2,8 @@
 
 A snapshot is one JSON document (``schema``, ``version``, then the fields of ``model.Snapshot``),
 gzip'ed and byte for byte the same for the same facts. Fields that hold their default are left
-out; unknown ones are ignored; an older version is migrated, a newer one refused.
+out; unknown ones are ignored; an older version is migrated, a newer one refused. An evidence
+archive holds one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import shlex
 import stat
 import zlib
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from gpuwarden import tar_format
 from gpuwarden.errors import Denied, Malformed, Unavailable, UsageError
 from gpuwarden.expected.registry import SOURCES
 from gpuwarden.model import (
@@ -38,6 +41,9 @@ RATIO_LIMIT = 200
 """JSON of a node shrinks ten- to fortyfold; what shrinks far more was made to burst."""
 RATIO_GRACE_BYTES = 16 << 20
 INTEGER_RANGE = range(-(1 << 63), 1 << 64)
+
+IN_ARCHIVE = "snapshot.json.gz"
+"""The member of an evidence archive that is a snapshot."""
 
 DUMP_SENSOR = "nvidia_smi"
 UNSEEN_SENSORS = SENSOR_NAMES
@@ -253,7 +259,8 @@ def _refuse(error: OSError | ValueError, path: str) -> NoReturn:
 
 
 def open_recording(path: str) -> Snapshot:
-    """The recorded node in a file: a gpuwarden snapshot or an nvidia-smi dump, told by content.
+    """The recorded node in a file: a gpuwarden snapshot, an evidence archive with one, or an
+    nvidia-smi dump, told by content.
 
     Errors: Unavailable, Denied; Malformed if it is neither, is damaged or is too large.
     """
@@ -292,6 +299,10 @@ def _read(path: str) -> bytes:
         mode = os.fstat(handle).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise Malformed(f"{path}: not a regular file")
+        if stat.S_ISREG(mode) and tar_format.looks_like(
+            os.pread(handle, tar_format.BLOCK_BYTES, 0)
+        ):
+            return _of_archive(handle, path)
         while chunk := os.read(handle, _CHUNK_BYTES):
             size += len(chunk)
             if size > RECORDING_LIMIT_BYTES:
@@ -302,6 +313,16 @@ def _read(path: str) -> bytes:
     finally:
         os.close(handle)
     return b"".join(chunks)
+
+
+def _of_archive(handle: int, path: str) -> bytes:
+    data = tar_format.find(handle, IN_ARCHIVE, INFLATED_LIMIT_BYTES)
+    if data is None:
+        raise Malformed(
+            f"{path}: an evidence archive without a whole {IN_ARCHIVE}",
+            remedy=f"gpuwarden evidence verify {shlex.quote(path)}",
+        )
+    return data
 
 
 def snapshot_of(dump: Dump) -> Snapshot:

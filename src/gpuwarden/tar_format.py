@@ -8,16 +8,20 @@ of them can differ unseen. Format: POSIX.1-2008, pax, "ustar Interchange Format"
 
 from __future__ import annotations
 
-import re
+import hashlib
+import os
 
 from msgspec import Struct
 
 from gpuwarden.errors import Malformed
+from gpuwarden.pattern import pattern
 
 BLOCK_BYTES = 512
 HEADER_BYTES = 3 * BLOCK_BYTES
 END = bytes(2 * BLOCK_BYTES)
 NAME_LIMIT = 100
+MEMBERS_LIMIT = 16386
+"""The manifest and the seal among them."""
 SIZE_LIMIT_BYTES = (8 << 30) - 1
 """Eleven octal digits."""
 MTIME_LIMIT = (1 << 33) - 1
@@ -25,6 +29,7 @@ DIGEST_BYTES = 32
 UNFINISHED = bytes(DIGEST_BYTES)
 """The digest in the headers of a member whose content is still being written."""
 
+_CHUNK_BYTES = 1 << 20
 _RECORD = b"83 comment=sha256:%s\n"
 _PAX_NAME = b"PaxHeaders/sha256"
 _MODE = b"0000600\0"
@@ -35,9 +40,9 @@ _NAME_FIELD = slice(0, 100)
 _SIZE_FIELD = slice(124, 135)
 _MTIME_FIELD = slice(136, 147)
 _DIGEST_FIELD = slice(BLOCK_BYTES + 18, BLOCK_BYTES + 82)
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*(?:/[A-Za-z0-9_][A-Za-z0-9._+=@-]*)*")
-_OCTAL = re.compile(rb"[0-7]{11}")
-_HEX = re.compile(rb"[0-9a-f]{64}")
+_PLAIN_NAME = pattern(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*(?:/[A-Za-z0-9_][A-Za-z0-9._+=@-]*)*")
+_OCTAL = pattern(rb"[0-7]{11}")
+_HEX = pattern(rb"[0-9a-f]{64}")
 
 
 class Header(Struct, frozen=True):
@@ -98,6 +103,36 @@ def decode(data: bytes) -> Header:
 def looks_like(data: bytes) -> bool:
     """Whether the first 512 bytes of a file are those of an evidence archive."""
     return data.startswith(_PAX_NAME + b"\0") and data[257:265] == _MAGIC
+
+
+def find(handle: int, name: str, limit_bytes: int) -> bytes | None:
+    """The content of a member, by going from header to header; None if there is none before the end
+    or before something damaged. The archive as a whole is not verified.
+
+    Errors: Malformed if that member is damaged or larger than ``limit_bytes``; OSError.
+    """
+    at = 0
+    for _ in range(MEMBERS_LIMIT):
+        try:
+            header = decode(os.pread(handle, HEADER_BYTES, at))
+        except Malformed:
+            return None
+        begin = at + HEADER_BYTES
+        at = begin + header.size + header.padding
+        if header.name != name:
+            continue
+        if header.size > limit_bytes:
+            raise Malformed(f"its {name} has more than {limit_bytes >> 20} MiB")
+        data = bytearray()
+        while len(data) < header.size:
+            piece = os.pread(handle, min(_CHUNK_BYTES, header.size - len(data)), begin + len(data))
+            if not piece:
+                raise Malformed(f"its {name} is cut off")
+            data += piece
+        if hashlib.sha256(data).digest() != header.sha256:
+            raise Malformed(f"its {name} is not what was written")
+        return bytes(data)
+    return None
 
 
 def _block(name: bytes, size: int, mtime: int, kind: bytes) -> bytes:

@@ -39,6 +39,8 @@ _FRAMING_BYTES = tar_format.HEADER_BYTES + tar_format.BLOCK_BYTES + 2 * words.TE
 """The most that a member takes beside its content, its line in the manifest with it."""
 _MANIFEST_BYTES = words.MANIFEST_LIMIT_BYTES - (4 << 20)
 _ACCOUNT_BYTES = RESERVED_BYTES - (32 << 10)
+INFINITE = float("inf")
+_now = time.monotonic
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -62,16 +64,25 @@ class ArchiveWriter:
     """One archive that is being written; a context manager, which leaves what was not sealed.
 
     ``path`` is where it stands once it is sealed; its directory is made with mode 0700.
-    ``limit_bytes`` is the most that the file may hold. Errors: UsageError, Denied, Unavailable.
+    ``limit_bytes`` is the most that the file may hold. After ``deadline_seconds`` nothing more is
+    taken, and what is being read is cut. Errors: UsageError, Denied, Unavailable.
     """
 
-    def __init__(self, path: str, *, limit_bytes: int, command: str = "") -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        limit_bytes: int,
+        command: str = "",
+        deadline_seconds: float | None = None,
+    ) -> None:
         if limit_bytes < SMALLEST_BYTES:
             raise UsageError(f"an archive has at least {SMALLEST_BYTES >> 10} KiB")
         self.path = os.path.abspath(path)
         self.limit_bytes = limit_bytes
         self.members: list[Member] = []
         self._command = command
+        self._deadline = INFINITE if deadline_seconds is None else _now() + deadline_seconds
         self._left: list[Omission] = []
         self._unread: list[Omission] = []
         self._more = [0, 0]
@@ -107,6 +118,11 @@ class ArchiveWriter:
         left = self.limit_bytes - self._at - self._reserved - _FRAMING_BYTES
         return max(0, min(left, tar_format.SIZE_LIMIT_BYTES))
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline is over."""
+        return _now() >= self._deadline
+
     def add(
         self,
         name: str,
@@ -134,14 +150,15 @@ class ArchiveWriter:
         most = tar_format.SIZE_LIMIT_BYTES if compress and not cut else max(0, fits)
         most = most if limit_bytes is None else min(most, limit_bytes)
         many = len(self.members) >= words.MEMBERS_LIMIT or self._reserved > _MANIFEST_BYTES
-        if many or room <= 0:
-            self.left_out(what, "no room in the archive", size)
+        if many or room <= 0 or self.is_late:
+            why = "no time left" if self.is_late else "no room in the archive"
+            self.left_out(what, why, size)
             return None
         if not cut and size is not None and size > most:
             self.left_out(what, f"larger than the {most} bytes left for it", size)
             return None
         read_at_ns, start = time.time_ns(), self._at
-        intake = Intake(data, most)
+        intake = Intake(data, most, is_late=lambda: self.is_late)
         try:
             written, digest = self._content(stored, intake, compress)
         except _Full:

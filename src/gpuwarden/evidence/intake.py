@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gpuwarden.errors import GpuwardenError
 
@@ -18,7 +18,7 @@ Data = bytes | int | Iterable[bytes]
 class Intake:
     """Takes at most ``limit_bytes`` of a source; what came of it stands in the attributes."""
 
-    def __init__(self, data: Data, limit_bytes: int) -> None:
+    def __init__(self, data: Data, limit_bytes: int, *, is_late: Callable[[], bool]) -> None:
         self.size = 0
         self.is_over = False
         """Whether the source had more."""
@@ -26,6 +26,7 @@ class Intake:
         """Why it ended early."""
         self._data = data
         self._limit = limit_bytes
+        self._is_late = is_late
         self._digest = hashlib.sha256()
 
     @property
@@ -43,6 +44,9 @@ class Intake:
                 self.error = getattr(error, "strerror", None) or str(error)
                 return
             if piece is None:
+                return
+            if self._is_late():
+                self.error = "no time left"
                 return
             room = self._limit - self.size
             if len(piece) > room:

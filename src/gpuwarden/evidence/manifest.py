@@ -23,10 +23,8 @@ SCHEMA: Final = "gpuwarden-evidence"
 SEAL_SCHEMA: Final = "gpuwarden-evidence-seal"
 VERSION: Final = 1
 MANIFEST, SEAL = "manifest.json", "seal.json"
-SNAPSHOT = "snapshot.json.gz"
-"""The node as it was, for `gpuwarden scan`."""
 SQUEEZED = ".zst"
-MEMBERS_LIMIT = 16384
+MEMBERS_LIMIT = tar_format.MEMBERS_LIMIT - 2
 OMISSIONS_LIMIT = 4096
 TEXT_LIMIT = 512
 MANIFEST_LIMIT_BYTES = 32 << 20
