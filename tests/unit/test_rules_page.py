@@ -13,6 +13,7 @@ from gpuwarden.sinks.own_trouble import OWN_ADVISORIES
 from gpuwarden.watch.cuda_sight import CUDA_SIGHT_ADVISORIES
 from gpuwarden.watch.denial_findings import DENYING_ADVISORIES
 from gpuwarden.watch.falco_unmatched import FALCO_ADVISORIES
+from gpuwarden.watch.journal_head import JOURNAL_ADVISORIES
 from gpuwarden.watch.own_sight import SIGHT_ADVISORIES
 from tests.conftest import Golden
 
@@ -38,6 +39,7 @@ GROUPS: tuple[tuple[str, tuple[Advisory, ...]], ...] = (
             *OWN_ADVISORIES,
             *FALCO_ADVISORIES,
             *DENYING_ADVISORIES,
+            *JOURNAL_ADVISORIES,
         ),
     ),
 )
