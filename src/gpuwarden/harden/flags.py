@@ -6,7 +6,7 @@ import argparse
 
 from gpuwarden.harden.kubernetes_flags import add_flags as kubernetes_flags
 
-SECONDS = (3, 3600)
+SECONDS = (2, 3600)
 """Bounds of ``--deadline``."""
 
 
@@ -66,6 +66,9 @@ def _slurm(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--program", metavar="PATH", help="gpuwarden as the scripts call it (default: this one)"
+    )
+    parser.add_argument(
+        "--log", metavar="FILE", help="the scripts append there too what they send to syslog"
     )
     parser.add_argument(
         "--deadline",

@@ -54,10 +54,10 @@ class Reached(Struct):
         return self.controller.site
 
 
-def reach(host: Host, *, command_seconds: float, total_seconds: float) -> Reached | None:
-    """The Slurm of this host, pinged; None when there is none, or no node of it is here.
+def locate(host: Host, *, command_seconds: float, total_seconds: float) -> Reached | None:
+    """The Slurm of this host by what is on it; None when there is none, or no node of it is here.
 
-    Never raises for a Slurm that does not answer: then ``answers`` is False.
+    No controller is asked: ``answers`` is False. Never raises; ``why`` has what went wrong.
     """
     site = find_site(host, Seen(table=stat_lines.read(host)))
     if site is None:
@@ -65,11 +65,20 @@ def reach(host: Host, *, command_seconds: float, total_seconds: float) -> Reache
     controller = Controller(host, site, time.monotonic() + total_seconds, command_seconds)
     found = Reached(controller)
     try:
-        found.node = node_name(controller, step_sockets(host, site))
-        if found.node is None:
-            return None
-        site.node = found.node
-        found.answers = jobs.controller_is_up(controller.ask("scontrol", "ping"))
+        found.node = site.node = node_name(controller, step_sockets(host, site))
+    except GpuwardenError as error:
+        found.why = str(error)
+        return found
+    return found if found.node is not None else None
+
+
+def reach(host: Host, *, command_seconds: float, total_seconds: float) -> Reached | None:
+    """``locate``, and whether a controller answers."""
+    found = locate(host, command_seconds=command_seconds, total_seconds=total_seconds)
+    if found is None or found.why:
+        return found
+    try:
+        found.answers = jobs.controller_is_up(found.controller.ask("scontrol", "ping"))
         found.why = "" if found.answers else "no controller of the Slurm cluster answers"
     except GpuwardenError as error:
         found.why = str(error)
