@@ -41,6 +41,20 @@ class Untouchable:
             pid = line.ppid
         return found
 
+    def below(self, pid: int) -> list[int]:
+        """The processes that descend from it by parents that still live."""
+        children: dict[int, list[int]] = {}
+        for line in self.table.values():
+            children.setdefault(line.ppid, []).append(line.pid)
+        found: dict[int, None] = {}
+        pending = [pid]
+        while pending:
+            for child in children.get(pending.pop(), ()):
+                if child not in found and child != pid:
+                    found[child] = None
+                    pending.append(child)
+        return list(found)
+
     def reason(self, pid: int) -> str:
         """Why that process is out of bounds; empty when it is not."""
         line = self.table.get(pid)
