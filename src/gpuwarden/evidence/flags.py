@@ -55,6 +55,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PUBLIC.pem",
         help="verify: the archive must be signed by this key",
     )
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    # Of watch, for the archives that it has written by itself.
+    parser.add_argument("--by-watch", action="store_true", help=argparse.SUPPRESS)
 
 
 def check_flags(arguments: argparse.Namespace) -> None:
@@ -66,6 +69,8 @@ def check_flags(arguments: argparse.Namespace) -> None:
         if arguments.container is not None or arguments.gpu is not None:
             raise UsageError(f"evidence {what[0]}: takes a FILE alone")
         return
+    if arguments.by_watch and arguments.finding is None:
+        raise UsageError("--by-watch: goes with --finding")
     if len(what) > 1:
         raise UsageError("evidence: one process, one container or one GPU")
     named = [one for one in (*what, arguments.container, arguments.gpu) if one is not None]
