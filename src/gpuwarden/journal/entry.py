@@ -27,12 +27,14 @@ from gpuwarden.model import Fact
 from gpuwarden.pattern import pattern
 
 LINE_LIMIT_BYTES = 64 << 10
+BEGIN = b'{"bytes":'
 FIRST_PREVIOUS = "0" * 64
 SUBJECT_LIMIT_BYTES = 16 << 10
 TEXT_LIMIT = 1024
-OUTCOME_LIMIT = 4096
+OUTCOME_LIMIT = 2048
 ITEMS_LIMIT = 64
 DEPTH_LIMIT = 6
+LEFT_OUT_LIMIT = 16
 
 SET_ASIDE: Final = "set-aside"
 """The action of an entry that says which bytes before it are no entry."""
@@ -143,7 +145,7 @@ def bounded(subject: dict[str, Any]) -> dict[str, Any]:
             continue
         room -= size
         kept[key] = value
-    return {**kept, "left_out": left_out} if left_out else kept
+    return {**kept, "left_out": left_out[:LEFT_OUT_LIMIT]} if left_out else kept
 
 
 def _bounded(value: Any, depth: int) -> Any:
@@ -153,8 +155,10 @@ def _bounded(value: Any, depth: int) -> Any:
         return value if -(1 << 63) <= value < 1 << 63 else bounded_text(hex(value))
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, (dict, list, tuple)) and depth:
+    if isinstance(value, (dict, list, tuple)):
         more = len(value) - ITEMS_LIMIT
+        if not depth:
+            return f"{len(value)} items, too deep"
         if isinstance(value, dict):
             pairs = list(value.items())[:ITEMS_LIMIT]
             kept = {bounded_text(str(k), 64): _bounded(v, depth - 1) for k, v in pairs}
@@ -247,15 +251,14 @@ def is_cut_off(piece: bytes, number: int, previous: str) -> bool:
     """
     if not _PRINTABLE.fullmatch(piece) or len(piece) > LINE_LIMIT_BYTES:
         return False
-    begin = b'{"bytes":'
     names = f',"number":{number},"previous":"{previous}",'.encode()
     length = _CUT_LENGTH.match(piece)
     if length is None:
-        return begin.startswith(piece)
+        return BEGIN.startswith(piece)
     rest = piece[length.end() :]
     if not rest:
         return True
-    digits = piece[len(begin) : length.end()]
+    digits = piece[len(BEGIN) : length.end()]
     if not digits or not (rest.startswith(names) or names.startswith(rest)):
         return False
     return len(rest) - 1 < int(digits) and not _TRAILER.search(piece)

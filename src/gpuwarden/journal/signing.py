@@ -39,8 +39,12 @@ def _read(path: str, flags: int = 0) -> tuple[bytes, os.stat_result]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{path}: not a file")
-        return file.read(PEM_LIMIT_BYTES), status
+        return os.read(descriptor, PEM_LIMIT_BYTES), status
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)

@@ -7,7 +7,7 @@ import os
 from msgspec import Struct
 
 from gpuwarden.errors import Malformed
-from gpuwarden.journal.entry import LINE_LIMIT_BYTES, Entry, whole
+from gpuwarden.journal.entry import BEGIN, LINE_LIMIT_BYTES, Entry, whole
 
 WINDOWS_BYTES = (LINE_LIMIT_BYTES + 1, 1 << 20)
 """How much is read from the end: for a sound journal, and for one whose end is damaged."""
@@ -46,7 +46,8 @@ def _last(data: bytes, begin: int) -> Tail | None:
         is_ended = data[end - 1 : end] == b"\n"
         stop = end - is_ended
         at = max(data.rfind(b"\n", begin, stop) + 1, begin)
-        entry = whole(data[at:stop]) if stop - at <= LINE_LIMIT_BYTES else None
+        may_be = data.startswith(BEGIN, at, stop) and stop - at <= LINE_LIMIT_BYTES
+        entry = whole(data[at:stop]) if may_be else None
         if entry is not None:
             return Tail(entry, data[end:], data.endswith(b"\n"))
         end = at

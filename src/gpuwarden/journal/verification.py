@@ -15,7 +15,7 @@ from gpuwarden.journal.place import for_reading
 from gpuwarden.keys import fingerprint
 from gpuwarden.model import Fact
 
-NO_HEAD = "without a head that was kept elsewhere, entries cut off at the end are not missed"
+NO_HEAD = "no head from elsewhere was given: nobody can tell whether the last entries were removed"
 NO_KEY = "signatures are not checked: no public key was given"
 
 
