@@ -176,6 +176,30 @@ def prepare(directory: str, *, mount: bool = True) -> None:
         raise Denied(f"{directory}: others may write there", remedy=f"chmod 700 {directory}")
 
 
+def check_it_is_the_hosts(directory: str = DIRECTORY) -> None:
+    """A BPF file system that only our own mount namespace has ends with us, and the pins in it.
+
+    Errors: Unavailable. Where process 1 may not be looked at, that cannot be told.
+    """
+    try:
+        ours = os.stat(directory)
+    except OSError:
+        return
+    try:
+        theirs = os.stat(f"/proc/1/root{directory}")
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return
+    else:
+        if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+            return
+    raise Unavailable(
+        f"{FILE_SYSTEM} here is not the host's: what is pinned would end with gpuwarden",
+        remedy=f"mount -t bpf bpf {FILE_SYSTEM} on the host, before gpuwarden starts",
+    )
+
+
 def _is_bpf(path: str) -> bool:
     library_of_c = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)

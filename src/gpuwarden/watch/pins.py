@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
-from gpuwarden.errors import GpuwardenError, Unavailable
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.probes import pinning
 from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.loader import DeviceOpenProbe
@@ -96,32 +95,8 @@ class Pins:
 
     def _pin(self) -> None:
         self._probe.pin()
-        _check_it_is_the_hosts()
+        pinning.check_it_is_the_hosts()
         self._tell(
             f"denials are pinned in {pinning.DIRECTORY} and outlive gpuwarden: "
             "gpuwarden watch --unpin ends them"
         )
-
-
-def _check_it_is_the_hosts() -> None:
-    """A BPF file system that only our own mount namespace has ends with us, and the pins in it.
-
-    Errors: Unavailable. Where process 1 may not be looked at, that cannot be told.
-    """
-    try:
-        ours = os.stat(pinning.DIRECTORY)
-    except OSError:
-        return
-    try:
-        theirs = os.stat(f"/proc/1/root{pinning.DIRECTORY}")
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return
-    else:
-        if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
-            return
-    raise Unavailable(
-        f"{pinning.FILE_SYSTEM} here is not the host's: what is pinned would end with gpuwarden",
-        remedy=f"mount -t bpf bpf {pinning.FILE_SYSTEM} on the host, before gpuwarden starts",
-    )
