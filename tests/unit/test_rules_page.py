@@ -12,6 +12,7 @@ from gpuwarden.rules.registry import CUDA_RULES, OPEN_RULES, RULES, TIME_RULES
 from gpuwarden.sinks.own_trouble import OWN_ADVISORIES
 from gpuwarden.watch.cuda_sight import CUDA_SIGHT_ADVISORIES
 from gpuwarden.watch.denial_findings import DENYING_ADVISORIES
+from gpuwarden.watch.evidence_findings import EVIDENCE_ADVISORIES
 from gpuwarden.watch.falco_unmatched import FALCO_ADVISORIES
 from gpuwarden.watch.journal_head import JOURNAL_ADVISORIES
 from gpuwarden.watch.own_sight import SIGHT_ADVISORIES
@@ -40,6 +41,7 @@ GROUPS: tuple[tuple[str, tuple[Advisory, ...]], ...] = (
             *FALCO_ADVISORIES,
             *DENYING_ADVISORIES,
             *JOURNAL_ADVISORIES,
+            *EVIDENCE_ADVISORIES,
         ),
     ),
 )

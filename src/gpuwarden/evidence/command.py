@@ -11,9 +11,6 @@ from gpuwarden.evidence.flags import SHOW, VERIFY, check_flags
 from gpuwarden.outputs.told import Told
 from gpuwarden.policy import Policy
 
-PRIORITY = 10
-"""Of a child of watch: whatever the node is for goes first."""
-
 
 def run(
     arguments: argparse.Namespace,
@@ -68,7 +65,6 @@ def _write(
     why = "asked for on the command line"
     if arguments.by_watch:
         why = f"finding {arguments.finding} opened as critical"
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     sealed = write(
         wanted_of(arguments),
         policy,

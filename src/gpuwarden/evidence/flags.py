@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="watch's memory: samples and findings (default: /var/lib/gpuwarden)",
+        help="watch's memory: samples, findings, journal (default: /var/lib/gpuwarden)",
     )
     parser.add_argument("--finding", metavar="ID", help="the finding that this is written for")
     parser.add_argument(

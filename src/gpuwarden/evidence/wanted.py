@@ -24,7 +24,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     nvml_library: str | None = None
     deep: bool = False
     state: str | None = None
-    """watch's directory, for samples and findings; None: the default one if it is there."""
+    """watch's directory, for samples, findings and the journal; None: the default one."""
 
     @property
     def name(self) -> str:

@@ -37,14 +37,13 @@ def write(
     directory: str | None = None,
     limit_bytes: int | None = None,
     deadline_seconds: float | None = None,
-    journal: str = JOURNAL,
     by_watch: bool = False,
 ) -> Sealed:
     """Collects and seals one archive, and says so in the journal, before and after.
 
-    ``directory`` and ``limit_bytes`` are the policy's unless named. A journal that cannot be
-    written does not keep evidence from being taken: ``tell`` hears of it. Errors: UsageError
-    (the key, the directory), Unavailable (no such process any more), Denied.
+    ``directory`` and ``limit_bytes`` are the policy's unless named; the journal is watch's, and
+    when it cannot be written, ``tell`` hears of it and evidence is taken all the same.
+    Errors: UsageError (the key, the directory), Unavailable (no such process any more), Denied.
     """
     from gpuwarden.evidence.collect import collect
 
@@ -52,6 +51,7 @@ def write(
     bounds = policy.evidence
     path = os.path.join(os.path.abspath(directory or bounds.directory), _file_name(wanted))
     limit = max(limit_bytes or bounds.archive_mib << 20, SMALLEST_BYTES)
+    journal = os.path.join(wanted.state or os.path.dirname(JOURNAL), os.path.basename(JOURNAL))
     noted = _Noted(Journal(journal, key=key, who=asker("watch" if by_watch else "command")), tell)
     noted.intend(wanted, path)
     try:

@@ -22,6 +22,7 @@ from gpuwarden.outputs.metrics_state import (
 from gpuwarden.rules.registry import OPEN_RULES, RULES, TIME_RULES
 from gpuwarden.sinks.own_trouble import OWN_ADVISORIES
 from gpuwarden.watch.denial_findings import DENYING_ADVISORIES
+from gpuwarden.watch.evidence_findings import EVIDENCE_ADVISORIES
 from gpuwarden.watch.falco_unmatched import FALCO_ADVISORIES
 from gpuwarden.watch.journal_head import JOURNAL_ADVISORIES
 from gpuwarden.watch.own_sight import SIGHT_ADVISORIES
@@ -36,6 +37,7 @@ ALWAYS: tuple[Advisory, ...] = (
     *FALCO_ADVISORIES,
     *DENYING_ADVISORIES,
     *JOURNAL_ADVISORIES,
+    *EVIDENCE_ADVISORIES,
 )
 """Advisories that no judgement lists, since nothing can keep them from being evaluated."""
 SEVERITIES: dict[str, Severity] = {
