@@ -20,14 +20,14 @@ from gpuwarden.respond.allowed import grant
 from gpuwarden.respond.freezer_group import FreezerGroup
 from gpuwarden.respond.identity import HeldProcess, hold
 from gpuwarden.respond.step import Identity, Outcome, Step, Target, Tell
-from gpuwarden.respond.untouchable import Untouchable
+from gpuwarden.respond.threads import is_stopped, moving
+from gpuwarden.respond.untouchable import Untouchable, named
 from gpuwarden.sensors.process import stat_lines
 
 CONFIRM_SECONDS: Final = 10.0
 """How long it is waited for everything to come to rest."""
 _PAUSE_SECONDS: Final = 0.02
 _NAMED: Final = 16
-_AT_REST: Final = "TtZXx"
 _QUEUED: Final = (
     "what it has queued on a GPU runs to its end there, and its GPU memory stays its own"
 )
@@ -126,7 +126,7 @@ class Freeze:
             objection = self._objection(group, inside, target, untouchable)
             if not objection:
                 others = [one for one in inside if one != pid]
-                return group, "", [_process(untouchable, one) for one in others]
+                return group, "", [named(untouchable, one) for one in others]
             why = objection
         return None, why, []
 
@@ -140,16 +140,16 @@ class Freeze:
         for one in inside:
             reason = untouchable.reason(one)
             if reason:
-                return f"{_named(group)} holds {_process(untouchable, one)}: {reason}"
+                return f"{_named(group)} holds {named(untouchable, one)}: {reason}"
         if group.kind == "leaf":
             family = {pid, *untouchable.below(pid)}
             stranger = next((one for one in inside if one not in family), None)
             if stranger is not None:
-                return f"{_named(group)} holds {_process(untouchable, stranger)} too"
+                return f"{_named(group)} holds {named(untouchable, stranger)} too"
         rows = self._rows_of(target)
         for one in inside:
             if one != pid and (innocent := _innocent(self._host, target, rows, one)):
-                return f"{_named(group)} holds {_process(untouchable, one)}: {innocent}"
+                return f"{_named(group)} holds {named(untouchable, one)}: {innocent}"
         return ""
 
     def _freeze_group(
@@ -175,7 +175,7 @@ class Freeze:
         if not at_rest:
             lines.append(
                 f"it is not at rest after {self._confirm_seconds:g} s: "
-                + ", ".join(_moving(self._host, inside))
+                + ", ".join(moving(self._host, inside))
             )
         return Outcome(
             step="freeze",
@@ -189,7 +189,7 @@ class Freeze:
         pid = held.pid
         held.send(signal.SIGSTOP)
         tell(f"SIGSTOP sent to process {pid}")
-        at_rest = _wait(lambda: not _moving(self._host, [pid]), self._confirm_seconds)
+        at_rest = _wait(lambda: not moving(self._host, [pid]), self._confirm_seconds)
         lines = [
             f"process {pid} is {'stopped' if at_rest else 'told to stop'} by SIGSTOP, it alone; of "
             f"its group: {why}",
@@ -198,7 +198,7 @@ class Freeze:
         if not at_rest:
             lines.append(
                 f"it is not at rest after {self._confirm_seconds:g} s: "
-                + ", ".join(_moving(self._host, [pid]))
+                + ", ".join(moving(self._host, [pid]))
             )
         lines += _list(_descendants(self._host, pid), "goes on: a child of it")
         return Outcome(
@@ -218,7 +218,7 @@ class Thaw:
             return None
         pid = target.identity.pid
         group = freezer_group.switched_of(self._host, pid, target.container)
-        stopped = _is_stopped(self._host, pid)
+        stopped = is_stopped(self._host, pid)
         if group is None and not stopped:
             return None
         ways = [f"{_named(group)} goes on ({_way(group)})"] if group is not None else []
@@ -242,7 +242,7 @@ class Thaw:
                 lines.append(f"{_named(group)} was told to go on")
                 if not _wait(lambda: not freezer_group.is_frozen(group), CONFIRM_SECONDS):
                     lines.append("a group above it is frozen: it stands still with that one")
-            if _is_stopped(self._host, held.pid):
+            if is_stopped(self._host, held.pid):
                 held.send(signal.SIGCONT)
                 lines.append(f"SIGCONT sent to process {held.pid}")
         for line in lines:
@@ -300,11 +300,6 @@ def _way(group: FreezerGroup) -> str:
     return f"cgroup freezer, version {group.version}"
 
 
-def _process(untouchable: Untouchable, pid: int) -> str:
-    line = untouchable.table.get(pid)
-    return f"pid {pid} ({escape(line.comm)})" if line is not None else f"pid {pid}"
-
-
 def _list(names: Sequence[str], what: str) -> Iterator[str]:
     yield from (f"{name} {what}" for name in names[:_NAMED])
     if len(names) > _NAMED:
@@ -313,7 +308,7 @@ def _list(names: Sequence[str], what: str) -> Iterator[str]:
 
 def _descendants(host: Host, pid: int) -> list[str]:
     untouchable = Untouchable(host)
-    return [_process(untouchable, one) for one in untouchable.below(pid)]
+    return [named(untouchable, one) for one in untouchable.below(pid)]
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
@@ -323,30 +318,3 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
-
-
-def _threads(host: Host, pid: int) -> Iterator[tuple[int, str]]:
-    """(thread, state) of each thread of a process that is still there."""
-    try:
-        names = host.names(f"/proc/{pid}/task")
-    except GpuwardenError:
-        return
-    for name in names:
-        line = stat_lines.read_one(host, int(name)) if name.isascii() and name.isdigit() else None
-        if line is not None:
-            yield line.pid, line.state
-
-
-def _is_stopped(host: Host, pid: int) -> bool:
-    states = [state for _, state in _threads(host, pid)]
-    return bool(states) and "T" in states and all(state in _AT_REST for state in states)
-
-
-def _moving(host: Host, pids: Sequence[int]) -> list[str]:
-    """Threads that have not come to rest, at most 16; D is said, since it can last for ever."""
-    found: list[str] = []
-    for pid in pids:
-        for thread, state in _threads(host, pid):
-            if state not in _AT_REST and len(found) < _NAMED:
-                found.append(f"thread {thread} is in state {state}")
-    return found

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gpuwarden import control
 from gpuwarden.host import Host
+from gpuwarden.outputs.words import escape
 from gpuwarden.sensors.process import exec_mark, stat_lines
 from gpuwarden.sensors.seen import StatLine
 
@@ -80,6 +81,12 @@ class Untouchable:
             exec_mark.read_mark(self._host, one, None, drawn=True) for one in (os.getpid(), pid)
         )
         return own == its
+
+
+def named(untouchable: Untouchable, pid: int) -> str:
+    """A process for a person, as it called itself at that moment."""
+    line = untouchable.table.get(pid)
+    return f"pid {pid} ({escape(line.comm)})" if line is not None else f"pid {pid}"
 
 
 def daemon_pid(path: str = control.SOCKET) -> int | None:
