@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from msgspec import Struct
 
 from gpuwarden import control
 from gpuwarden.host import Host
 
-STATE_DIRECTORY = "/var/lib/gpuwarden"
+STATE_DIRECTORY = control.STATE_DIRECTORY
 WITHIN_SECONDS = 30.0
 
 
@@ -24,3 +26,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     reason: str = ""
     nvml_library: str | None = None
     policy_path: str | None = None
+
+    @property
+    def journal(self) -> str:
+        """Where what is done is written down."""
+        return os.path.join(self.state_directory, "journal")
