@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,18 +116,22 @@ class SystemdMachine:
 
 @contextmanager
 def running_systemd(
-    units: Mapping[str, str], *, own_cgroups: bool = True
+    units: Mapping[str, str],
+    *,
+    own_cgroups: bool = True,
+    own_network: bool = True,
+    wanted: Sequence[str] = (),
 ) -> Iterator[SystemdMachine]:
     """A machine with these unit files (name → text), all started; ended on the way out.
 
     Without ``own_cgroups`` it sees the whole hierarchy, as a host does, has what probes need
-    mounted, and the kernel's log.
+    mounted, and the kernel's log. ``wanted`` are units of the system's own that are started too.
     """
     require_root()
     require("systemd", "util-linux")
     folder = Path(tempfile.mkdtemp(prefix="gpuwarden-systemd-"))
     folder.chmod(0o755)
-    _write_units(folder / "units", units)
+    _write_units(folder / "units", units, wanted)
     trees = {str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix} - {"/usr", "/"}
     environment = {
         **os.environ,
@@ -137,8 +141,9 @@ def running_systemd(
         "TREES": " ".join(sorted(trees)),
         "CGROUP": "--cgroup" if own_cgroups else "",
     }
+    unshare = ["unshare", "--mount", "--ipc", "--uts", *(["--net"] if own_network else [])]
     outer = subprocess.Popen(
-        ["unshare", "--mount", "--ipc", "--uts", "--net", "/bin/bash", "-c", _OUTER],
+        [*unshare, "/bin/bash", "-c", _OUTER],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -167,7 +172,7 @@ def running_systemd(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_units(folder: Path, units: Mapping[str, str]) -> None:
+def _write_units(folder: Path, units: Mapping[str, str], wanted: Sequence[str]) -> None:
     folder.mkdir()
     for name, text in units.items():
         path = folder / name
@@ -176,7 +181,8 @@ def _write_units(folder: Path, units: Mapping[str, str]) -> None:
         path.chmod(0o644)
     started = [name for name in units if name.endswith(".service") and "@." not in name]
     (folder / TARGET).write_text(
-        "[Unit]\nDefaultDependencies=no\nAllowIsolate=yes\n" + f"Wants={' '.join(started)}\n"
+        "[Unit]\nDefaultDependencies=no\nAllowIsolate=yes\n"
+        + f"Wants={' '.join([*started, *wanted])}\n"
     )
 
 

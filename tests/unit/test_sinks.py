@@ -425,7 +425,8 @@ def test_the_journal_gets_fields_that_no_value_can_forge(
     fields = read_journal(log_sockets["journal"].recv(1 << 20))
     assert fields["PRIORITY"] == "2"
     assert fields["MESSAGE"] == (
-        "opened: a\\u000aPRIORITY=7\\u000a\\u001b[2J, GPU 0, pid 77, rogue-container"
+        "opened: a\\u000aPRIORITY=7\\u000a\\u001b[2J, GPU 0, xx pid 77, rogue-container "
+        f"[rogue_container {fields['GPUWARDEN_ID']}]"
     )
     assert fields["GPUWARDEN_RULE"] == "rogue_container"
     assert decode(fields["GPUWARDEN_FINDING"].encode()).sequence == 1

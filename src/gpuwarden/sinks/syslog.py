@@ -36,10 +36,10 @@ def summary(finding: Transition) -> str:
     if finding.subject.gpu:
         parts.append(finding.subject.gpu)
     if finding.subject.pid is not None:
-        parts.append(f"pid {finding.subject.pid}")
+        parts.append(f"{finding.subject.name} pid {finding.subject.pid}".lstrip())
     if finding.verdict:
         parts.append(finding.verdict)
-    text = f"{finding.status}: {', '.join(parts)}"
+    text = f"{finding.status}: {', '.join(parts)} [{finding.rule} {finding.id}]"
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
