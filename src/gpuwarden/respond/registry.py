@@ -54,6 +54,16 @@ def _hold_jobs(settings: Settings, rows_of: RowsOf) -> Actor:
     return HoldJobs(settings.host)
 
 
+def _kill(settings: Settings, rows_of: RowsOf) -> Actor:
+    from gpuwarden.respond.killing import Kill
+
+    return Kill(
+        settings.host,
+        verify_seconds=settings.within_seconds,
+        nvml_library=settings.nvml_library,
+    )
+
+
 def _drain_node(settings: Settings, rows_of: RowsOf) -> Actor:
     from gpuwarden.respond.slurm import DrainNode
 
@@ -67,6 +77,7 @@ ACTORS: tuple[tuple[StepName, Maker], ...] = (
     ("deny", _deny),
     ("allow", _allow),
     ("hold-jobs", _hold_jobs),
+    ("kill", _kill),
     ("drain-node", _drain_node),
 )
 

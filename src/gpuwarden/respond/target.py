@@ -22,7 +22,13 @@ from gpuwarden.node import Node
 from gpuwarden.pattern import pattern
 from gpuwarden.policy import Policy
 from gpuwarden.probes.exec_count import ExecCounts
-from gpuwarden.respond.identity import difference, of_process, of_subject, read_identity
+from gpuwarden.respond.identity import (
+    NOT_COMPARABLE,
+    difference,
+    of_process,
+    of_subject,
+    read_identity,
+)
 from gpuwarden.respond.judged import gravest, verdict_of
 from gpuwarden.respond.step import Identity, Target
 from gpuwarden.sensors.cgroup import place
@@ -142,43 +148,14 @@ class Finder:
     ) -> Found:
         """``identity`` was read before the scan, or is the finding's; it must hold after it."""
         snapshot, report = self._judged()
-        node = Node(snapshot)
-        process = node.processes.get(identity.pid)
+        process = Node(snapshot).processes.get(identity.pid)
         changed = self._changed(identity, process, counts)
         if process is None:
             process = _bare_process(self._host, identity)
             if process is not None:
                 snapshot = replace(snapshot, processes=(*snapshot.processes, process))
-                node = Node(snapshot)
-        rows = tuple(
-            row
-            for row in report.rows
-            if row.pid == identity.pid and row.start_time_ticks in (None, identity.start_time_ticks)
-        )
-        ruled = verdict_of(known, rows, time.time_ns())
-        row = gravest(rows)
-        finding = known.finding if known is not None else _gravest_finding(report, identity)
-        container = node.container_of(process) if process is not None else None
-        target = Target(
-            verdict=ruled.verdict,
-            identity=identity,
-            process=process,
-            rows=rows,
-            container=container,
-            workload=_workload(snapshot, row, process, container),
-            gpus=_gpus(snapshot, {row.gpu_id for row in rows}),
-            snapshot=snapshot,
-            policy=self._policy,
-            finding_id=finding.id if finding is not None else None,
-            owner=row.owner if row is not None else (finding.owner if finding else None),
-            contact=row.contact if row is not None else None,
-        )
-        return Found(
-            target=target,
-            report=report,
-            finding=finding,
-            judged_again=changed,
-            notes=(*notes, ruled.note) if ruled.note else notes,
+        return of_process_now(
+            identity, known, snapshot, report, self._policy, changed=changed, notes=notes
         )
 
     def _changed(self, identity: Identity, process: Process | None, counts: ExecCounts) -> str:
@@ -187,6 +164,9 @@ class Finder:
             changed = difference(identity, read_identity(self._host, identity.pid, counts))
         except GpuwardenError:
             return "it has ended while it was looked at"
+        if changed == NOT_COMPARABLE:
+            # Nothing says that it is another one; whoever acts on it is refused for that.
+            changed = ""
         if changed or process is None:
             return changed
         seen = of_process(process, identity.boot_id)
@@ -234,6 +214,54 @@ class Finder:
             finding=finding,
             notes=(*notes, ruled.note) if ruled.note else notes,
         )
+
+
+def of_process_now(
+    identity: Identity,
+    known: KnownFinding | None,
+    snapshot: Snapshot,
+    report: Report,
+    policy: Policy,
+    *,
+    changed: str = "",
+    notes: tuple[str, ...] = (),
+) -> Found:
+    """The target that a snapshot and its report make of a process. Pure.
+
+    ``known``: the finding that was asked about; ``changed``: why nothing is done in this run.
+    """
+    node = Node(snapshot)
+    process = node.processes.get(identity.pid)
+    rows = tuple(
+        row
+        for row in report.rows
+        if row.pid == identity.pid and row.start_time_ticks in (None, identity.start_time_ticks)
+    )
+    ruled = verdict_of(known, rows, time.time_ns())
+    row = gravest(rows)
+    finding = known.finding if known is not None else _gravest_finding(report, identity)
+    container = node.container_of(process) if process is not None else None
+    target = Target(
+        verdict=ruled.verdict,
+        identity=identity,
+        process=process,
+        rows=rows,
+        container=container,
+        workload=_workload(snapshot, row, process, container),
+        gpus=_gpus(snapshot, {row.gpu_id for row in rows}),
+        snapshot=snapshot,
+        policy=policy,
+        finding_id=finding.id if finding is not None else None,
+        owner=row.owner if row is not None else (finding.owner if finding else None),
+        contact=row.contact if row is not None else None,
+    )
+    return Found(
+        target=target,
+        report=report,
+        finding=finding,
+        judged_again=changed,
+        notes=(*notes, ruled.note) if ruled.note else notes,
+    )
 
 
 def _gravest_finding(report: Report, identity: Identity) -> Finding | None:
