@@ -10,7 +10,7 @@ from gpuwarden.code.located import Located
 from gpuwarden.code.module import Module, Place
 from gpuwarden.code.standing import Assessor
 from gpuwarden.codescan.streams import Budget, Exhausted
-from gpuwarden.codescan.tasks import Answer, Assess, Found, Said, Settings
+from gpuwarden.codescan.tasks import Answer, Assess, Found, Image, Said, Settings
 from gpuwarden.errors import Malformed
 
 _TOO_MUCH = "more memory is needed than is allowed"
@@ -40,12 +40,14 @@ class ModuleAnswers:
         """Sends what the module is and where it stands. Errors: Exhausted."""
         bounds = self._settings.bounds
         image: bytes | memoryview = b""
+        whole: bytes | memoryview = located.stored
         try:
             image = located.image(bounds)
             self._budget.take(len(image))
             module = describe(
                 located, image, bounds, known=self._known, kernels=self._settings.kernels
             )
+            whole = image
         except Exhausted:
             raise
         except Malformed as error:
@@ -62,6 +64,9 @@ class ModuleAnswers:
                 standings=more[0] if more else (),
             )
         )
+        keep = self._settings.keep
+        if keep is not None and keep.takes(module, standing, len(whole)):
+            self._send(Image(digest=module.digest, data=bytes(whole)))
 
     def _assessed(self, module: Module, image: bytes | memoryview) -> Said:
         if self._assess is None:

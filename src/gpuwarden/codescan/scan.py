@@ -18,7 +18,7 @@ from gpuwarden.codescan.findings import Findings, Ledger
 from gpuwarden.codescan.judged_sets import judged_together
 from gpuwarden.codescan.judging_data import load_judging
 from gpuwarden.codescan.targets import Target, closing
-from gpuwarden.codescan.tasks import Assess, DocumentsTask, Settings
+from gpuwarden.codescan.tasks import Assess, DocumentsTask, Image, Keep, Settings
 from gpuwarden.codescan.worker import Job
 
 PATH_KEY_BYTES = 16
@@ -35,6 +35,8 @@ class Options(Struct, frozen=True, kw_only=True):
     judged: bool = False
     baselines: tuple[str, ...] = ()
     """For the report: what ``assess`` does."""
+    keep: Keep | None = None
+    """Which images come back whole."""
 
 
 class Progress(Struct, frozen=True):
@@ -51,17 +53,25 @@ def scan_code(
     assess: Assess | None = None,
     options: Options | None = None,
     tell: Callable[[Progress], None] = lambda progress: None,
+    *,
+    kept: Callable[[Image], None] = lambda image: None,
 ) -> CodeReport:
     """Reads all targets in confined children; what was found, in the order of finding.
 
     ``numbers`` gives the numbers of tasks, ``assess`` is what each module is judged by, ``tell`` is
-    called a few times a second. Errors: Unavailable when no child can be made.
+    called a few times a second, ``kept`` with each image that ``Options.keep`` takes.
+
+    Errors: Unavailable when no child can be made.
     """
     options = options or Options()
     began = time.monotonic()
     key = secrets.token_bytes(PATH_KEY_BYTES)
     settings = Settings(
-        bounds=options.bounds, kernels=options.kernels, brief=options.brief, path_key=key
+        bounds=options.bounds,
+        kernels=options.kernels,
+        brief=options.brief,
+        path_key=key,
+        keep=options.keep,
     )
     findings = Findings(key)
     by_number: dict[int, Ledger] = {}
@@ -98,6 +108,8 @@ def scan_code(
         load_judging()
     with Crew(settings, assess, workers=options.workers, tick=tick) as crew:
         for job, answer in crew.answers(jobs()):
+            if isinstance(answer, Image):
+                kept(answer)
             findings.take(by_number[job.task.number], job.task, answer)
         for job, answer in crew.answers(documents()):
             findings.take(by_number[job.task.number], job.task, answer)

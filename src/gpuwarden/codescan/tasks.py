@@ -38,6 +38,29 @@ LENGTH = struct.Struct("=I")
 """Before each message, in both directions."""
 
 
+class Keep:
+    """Which images are handed to the parent whole: each once, of one child.
+
+    Each child has a copy of it, and counts for itself.
+    """
+
+    def __init__(self, *, image_bytes: int, total_bytes: int) -> None:
+        """The most that one image, and all of one child, may have."""
+        self.image_bytes = image_bytes
+        self.left_bytes = total_bytes
+        self._handed: set[str] = set()
+
+    def takes(self, module: Module, standing: Standing, size: int) -> bool:
+        """Whether this one is handed over; then it is counted."""
+        if standing in ("known", "driver") or module.digest in self._handed:
+            return False
+        if not 0 < size <= min(self.image_bytes, self.left_bytes):
+            return False
+        self._handed.add(module.digest)
+        self.left_bytes -= size
+        return True
+
+
 class Settings(Record, frozen=True, kw_only=True):
     """What every child is started with."""
 
@@ -48,6 +71,7 @@ class Settings(Record, frozen=True, kw_only=True):
     """Of a known module no more is told than its digest and its place."""
     path_key: bytes = b""
     """Keys the hashes of paths in layers, so that nobody can make two that are alike."""
+    keep: Keep | None = None
 
 
 class FileTask(Record, frozen=True, kw_only=True, tag="file"):
@@ -125,6 +149,13 @@ class Found(Record, frozen=True, kw_only=True, tag="found"):
     """Where it was compared with several profiles."""
 
 
+class Image(Record, frozen=True, kw_only=True, tag="image bytes"):
+    """The bytes that the digest of a module is of: decompressed, or as stored if that failed."""
+
+    digest: str
+    data: bytes
+
+
 class Trouble(Record, frozen=True, kw_only=True, tag="trouble"):
     """Something that could not be read."""
 
@@ -189,4 +220,4 @@ class Ready(Record, frozen=True, kw_only=True, tag="ready"):
     unconfined: tuple[str, ...]
 
 
-Answer = Found | Trouble | Layer | ImageManifest | Document | Digest | Done | Ready
+Answer = Found | Image | Trouble | Layer | ImageManifest | Document | Digest | Done | Ready

@@ -139,6 +139,23 @@ def sightings(directory: str, digest: str, most: int) -> Sightings:
     )
 
 
+def sightings_of(directory: str, digests: Iterable[str]) -> Sightings:
+    """The modules of these digests. Errors: none; see ``troubles``."""
+    memory = _Memory(directory)
+    wanted = sorted(set(digests))
+    found = memory.ask(
+        MODULES_FILE,
+        ModuleStore,
+        lambda modules: [one for digest in wanted for one in modules.like(digest)],
+    )
+    return Sightings(
+        directory=directory,
+        state=memory.state,
+        troubles=tuple(memory.troubles),
+        sightings=tuple(found or ()),
+    )
+
+
 def _process(series: Series) -> Process:
     return series.pid, series.start_time_ticks, series.boot_id
 

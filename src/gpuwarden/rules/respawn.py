@@ -144,7 +144,7 @@ def _stands_in(word: str, text: str, before: str) -> bool:
     return False
 
 
-def _starts(entry: PersistenceEntry, process: Process) -> str | None:
+def starts(entry: PersistenceEntry, process: Process) -> str | None:
     """How an entry is tied to a process: by its path, its name or its unit; None if it is not."""
     placement = process.cgroup
     if entry.unit and placement and placement.unit == entry.unit:
@@ -180,7 +180,7 @@ def observe(node: Node, process: Process) -> Iterator[Evidence]:
             continue
         tie: str | None = None
         for member in family[:4]:
-            tie = _starts(entry, member)
+            tie = starts(entry, member)
             if tie is not None:
                 break
         if tie is None:

@@ -100,6 +100,38 @@ def look_up(host: Host, identity: str) -> Container | None:
     return None
 
 
+def files(host: Host, identity: str) -> Iterator[str]:
+    """Paths of what runtimes and engines keep of a container: its state, bundle and records."""
+    if not _NAME.match(identity):
+        return
+    places = [(f"{root}/{identity}", file) for root, _, file in _FLAT]
+    places += [
+        (f"{root}/{namespace}/{identity}", file)
+        for root, _, file in _NAMESPACED
+        for namespace in _entries(host, root)
+    ]
+    for directory, file in places:
+        path = f"{directory}/{file}"
+        try:
+            state = parse_state(_owned(host, path)[0])
+        except GpuwardenError:
+            continue
+        yield path
+        if state.bundle is not None:
+            yield f"{state.bundle}/config.json"
+    for name in ("config.v2.json", "hostconfig.json"):
+        path = f"{_DOCKER_RECORDS}/{identity}/{name}"
+        if _is_file(host, path):
+            yield path
+
+
+def _is_file(host: Host, path: str) -> bool:
+    try:
+        return host.status(path).is_regular
+    except GpuwardenError:
+        return False
+
+
 def every_state(host: Host) -> Iterator[tuple[str, RuncState]]:
     """(runtime, state) of each container that a state directory holds, bounded."""
     places = [(root, runtime, file) for root, runtime, file in _FLAT]
