@@ -15,6 +15,7 @@ from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.finding import Row
 from gpuwarden.host import Host
 from gpuwarden.outputs.words import escape
+from gpuwarden.probes.exec_count import ExecCounts
 from gpuwarden.respond import freezer_group
 from gpuwarden.respond.allowed import grant
 from gpuwarden.respond.freezer_group import FreezerGroup
@@ -47,10 +48,12 @@ class Freeze:
         rows_of: Callable[[Target], Sequence[Row]],
         *,
         confirm_seconds: float = CONFIRM_SECONDS,
+        counts: ExecCounts | None = None,
     ) -> None:
         self._host = host
         self._rows_of = rows_of
         self._confirm_seconds = confirm_seconds
+        self._counts = counts
 
     def step(self, target: Target) -> Step | None:
         """The step, by the group if one fits and else by SIGSTOP; None without a process."""
@@ -99,10 +102,10 @@ class Freeze:
         Errors: Changed when it is another process by now; Denied, Unavailable.
         """
         identity = _identity(target)
-        with hold(self._host, identity) as held:
-            untouchable = Untouchable(self._host)
-            if why := untouchable.reason(identity.pid):
-                return Outcome(step="freeze", done=False, lines=(f"not frozen: it is {why}",))
+        untouchable = Untouchable(self._host)
+        if why := untouchable.reason(identity.pid):
+            return Outcome(step="freeze", done=False, lines=(f"not frozen: it is {why}",))
+        with hold(self._host, identity, self._counts) as held:
             group, why, _ = self._choose(target, untouchable)
             if group is not None:
                 outcome = self._freeze_group(target, held, group, tell)

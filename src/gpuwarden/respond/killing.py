@@ -19,6 +19,7 @@ from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.model import Process
 from gpuwarden.outputs.words import escape
+from gpuwarden.probes.exec_count import ExecCounts
 from gpuwarden.respond import freezer_group, gpu_use, returning
 from gpuwarden.respond.gpu_use import Fall, GpuUse, Look
 from gpuwarden.respond.identity import HeldProcess, hold
@@ -53,11 +54,13 @@ class Kill:
         patience_seconds: float = PATIENCE_SECONDS,
         nvml_library: str | None = None,
         look: Look | None = None,
+        counts: ExecCounts | None = None,
     ) -> None:
         """``look`` tells of the GPUs instead of the driver."""
         self._host = host
         self._verify_seconds = verify_seconds
         self._patience_seconds = patience_seconds
+        self._counts = counts
         self._look = look or (lambda: gpu_use.look(host, nvml_library))
 
     def step(self, target: Target) -> Step | None:
@@ -93,10 +96,10 @@ class Kill:
         if target.identity is None:
             raise Unavailable("a GPU alone cannot be ended, and nothing on it is known")
         pid = target.identity.pid
-        with hold(self._host, target.identity) as held:
-            untouchable = Untouchable(self._host)
-            if why := untouchable.reason(pid):
-                return Outcome(step="kill", done=False, lines=(f"not ended: it is {why}",))
+        untouchable = Untouchable(self._host)
+        if why := untouchable.reason(pid):
+            return Outcome(step="kill", done=False, lines=(f"not ended: it is {why}",))
+        with hold(self._host, target.identity, self._counts) as held:
             before = self._look()
             if before.unseen and not before.gpus:
                 before = GpuUse(target.snapshot.gpus, target.snapshot.clients, before.unseen)

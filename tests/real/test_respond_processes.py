@@ -1,0 +1,425 @@
+"""Freeze, thaw and kill on real processes and containers; who was exchanged meanwhile is spared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpuwarden.finding import Row
+from gpuwarden.host import Host
+from gpuwarden.model import Container, Gpu, GpuClient, NodeFacts, PersistenceEntry, Snapshot
+from gpuwarden.probes.exec_count import ExecCounts
+from gpuwarden.respond import freezer_group, gpu_use, killing
+from gpuwarden.respond.freezing import Freeze, Thaw
+from gpuwarden.respond.gpu_use import GpuUse
+from gpuwarden.respond.identity import Changed, hold, read_identity
+from gpuwarden.respond.killing import Kill
+from gpuwarden.respond.step import Identity, Target
+from tests.support.acted_on import (
+    NO_COUNTS,
+    born_as,
+    nobody_tells,
+    running,
+    stands_still,
+    state,
+    target_of,
+    untouched,
+    wait_for_words,
+)
+from tests.support.containers import Podman, busybox_root, cgroup_mounts, podman, wait_until
+from tests.support.fakenvml import FakeNvml
+from tests.support.packages import require, require_root
+from tests.support.probes import build
+
+pytestmark = pytest.mark.real
+
+HOST = Host()
+BUSY = ("sh", "-c", "while :; do :; done")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def probes() -> None:
+    require_root()
+    build()
+
+
+def freeze(rows: Sequence[Row] = ()) -> Freeze:
+    return Freeze(HOST, lambda target: rows)
+
+
+def no_gpus() -> GpuUse:
+    return GpuUse()
+
+
+def kill(**options: float) -> Kill:
+    return Kill(HOST, verify_seconds=options.get("verify", 0), patience_seconds=1, look=no_gpus)
+
+
+# ---------------------------------------------------------------- control groups
+
+
+def freezer_mounts() -> list[tuple[int, Path]]:
+    mounts = cgroup_mounts()
+    found = [(1, mounts["freezer"])] if "freezer" in mounts else []
+    return found + ([(2, mounts[""])] if "" in mounts else [])
+
+
+@contextmanager
+def group_of(mount: Path, *pids: int) -> Iterator[Path]:
+    """A group with these processes in it, who leave it in the end."""
+    group = mount / f"gpuwarden-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield group
+    finally:
+        for name, word in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
+            if (group / name).exists():
+                (group / name).write_text(word)
+        for left in (group / "cgroup.procs").read_text().split():
+            (mount / "cgroup.procs").write_text(left)
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the group being empty")
+        group.rmdir()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_of_its_own_is_frozen_and_let_go(version: int) -> None:
+    mounts = [mount for found, mount in freezer_mounts() if found == version]
+    if not mounts:
+        pytest.skip(f"no freezer of version {version} is mounted here")
+    with running(*BUSY) as process, group_of(mounts[0], process.pid):
+        target = target_of(process.pid)
+        step = freeze().step(target)
+        assert step is not None and not step.refused and f"version {version}" in step.changes
+        outcome = freeze().do(target, nobody_tells)
+        assert outcome.done and outcome.complete, outcome
+        assert stands_still(process.pid) and state(process.pid) != "T"
+        assert outcome.undo == f"gpuwarden respond {process.pid} --do thaw"
+        let_go = Thaw(HOST).do(target, nobody_tells)
+        assert let_go.done and let_go.complete
+        assert not stands_still(process.pid)
+        assert Thaw(HOST).step(target) is None
+
+
+def test_a_stranger_in_the_group_is_not_frozen_with_it() -> None:
+    _, mount = freezer_mounts()[0]
+    with (
+        running(*BUSY) as process,
+        running("sleep", "61") as stranger,
+        group_of(mount, process.pid, stranger.pid),
+    ):
+        target = target_of(process.pid)
+        step = freeze().step(target)
+        assert step is not None and "SIGSTOP" in step.changes
+        assert f"pid {stranger.pid} (sleep) too" in step.changes
+        outcome = freeze().do(target, nobody_tells)
+        assert outcome.done and outcome.complete
+        assert state(process.pid) == "T" and untouched(stranger.pid, ("sleep", "61"))()
+        assert Thaw(HOST).do(target, nobody_tells).done
+        assert state(process.pid) in "RS"
+
+
+def test_a_stopped_process_leaves_its_children_and_says_so() -> None:
+    line = "sleep 62 & while :; do :; done"
+    with running("sh", "-c", line) as process:
+        wait_until(lambda: bool(children(process.pid)), "its child")
+        outcome = freeze().do(target_of(process.pid), nobody_tells)
+        assert state(process.pid) == "T"
+        assert any(f"pid {children(process.pid)[0]} (sleep) goes on" in x for x in outcome.lines)
+        assert state(children(process.pid)[0]) == "S"
+
+
+def children(pid: int) -> list[int]:
+    return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("pid", [1, 2, os.getpid(), os.getppid()])
+def test_the_machine_and_who_runs_this_are_out_of_bounds(pid: int) -> None:
+    target = target_of(pid)
+    for actor in (freeze(), kill()):
+        step = actor.step(target)
+        assert step is not None and step.refused
+        assert not actor.do(target, nobody_tells).done
+    assert state(pid) in "SRID"
+
+
+# ---------------------------------------------------------------- containers
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    require("podman", "runc", "busybox-static")
+    scratch = tmp_path_factory.mktemp("podman")
+    with podman(scratch) as found:
+        found.import_image(busybox_root(scratch / "root"), "localhost/busy:1")
+        yield found
+
+
+def busy_container(engine: Podman, command: str) -> tuple[int, Container]:
+    identity = engine.start("localhost/busy:1", command=("sh", "-c", command))
+    pid = engine.pid(identity)
+    wait_for_words(pid, ("sh", "-c", command))
+    return pid, Container(id=identity, runtime="podman", confirmed=True, name="busy", main_pid=pid)
+
+
+def test_a_container_is_frozen_whole_let_go_and_ended(engine: Podman) -> None:
+    pid, container = busy_container(engine, "sleep 63 & while :; do :; done")
+    target = target_of(pid, container=container)
+    step = freeze().step(target)
+    assert step is not None and f"container {container.id[:12]}" in step.changes
+    assert any("(sleep) stands still" in one for one in step.hurts)
+    outcome = freeze().do(target, nobody_tells)
+    assert outcome.done and outcome.complete, outcome
+    assert stands_still(pid)
+    assert Thaw(HOST).do(target, nobody_tells).complete and not stands_still(pid)
+    assert freeze().do(target, nobody_tells).complete
+    step = kill().step(target)
+    assert step is not None and any("first process of its pid namespace" in x for x in step.hurts)
+    # Frozen: SIGKILL at once, and it dies although version 1 keeps what is frozen.
+    ended = kill().do(target, nobody_tells)
+    assert ended.done and "SIGKILL" in ended.lines[0]
+    assert not Path(f"/proc/{pid}").exists() or state(pid) == "Z"
+
+
+def test_an_innocent_in_the_container_keeps_it_from_being_frozen_whole(engine: Podman) -> None:
+    pid, container = busy_container(engine, "sleep 64 & while :; do :; done")
+    wait_until(lambda: bool(children(pid)), "its child")
+    innocent = children(pid)[0]
+    rows = [Row(gpu_id="g", gpu="0", pid=innocent, verdict="expected", severity="info")]
+    target = target_of(pid, container=container)
+    assert freeze(rows).do(target, nobody_tells).complete
+    assert state(pid) == "T" and state(innocent) == "S"
+    guilty = [replace(rows[0], verdict="suspicious")]
+    assert Thaw(HOST).do(target, nobody_tells).complete
+    step = freeze(guilty).step(target)
+    assert step is not None and f"container {container.id[:12]}" in step.changes
+    claimed = target_of(pid, container=replace(container, confirmed=False))
+    step = freeze().step(claimed)
+    assert step is not None and container.id[:12] + " stands" not in step.changes
+
+
+# ---------------------------------------------------------------- ending
+
+
+@pytest.mark.parametrize(
+    ("command", "signal"),
+    [("while :; do :; done", "SIGTERM"), ("trap '' TERM; while :; do :; done", "SIGKILL")],
+)
+def test_a_process_is_ended(command: str, signal: str) -> None:
+    with running("sh", "-c", command) as process:
+        outcome = kill().do(target_of(process.pid), nobody_tells)
+        assert outcome.done and f"ended by {signal}" in outcome.lines[0]
+        assert any("zombie" in line for line in outcome.lines)
+        step = kill().step(target_of(process.pid))
+        assert step is not None and "zombie" in step.refused
+
+
+def test_a_stopped_process_is_ended_without_running_again() -> None:
+    with running("sh", "-c", "trap 'exit 7' TERM; while :; do :; done") as process:
+        assert freeze().do(target_of(process.pid), nobody_tells).complete
+        assert "SIGKILL" in kill().do(target_of(process.pid), nobody_tells).lines[0]
+        assert process.wait() == -9
+
+
+def test_one_that_does_not_die_is_said_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(killing, "END_SECONDS", 0.2)
+    monkeypatch.setattr("gpuwarden.respond.identity.HeldProcess.send", lambda *_: None)
+    monkeypatch.setattr("gpuwarden.respond.identity.HeldProcess.send_again", lambda *_: None)
+    with running(*BUSY) as process:
+        outcome = kill().do(target_of(process.pid), nobody_tells)
+    assert not outcome.done and "state R" in outcome.lines[0]
+
+
+# ---------------------------------------------------------------- what it brought
+
+
+def on_gpu(pid: int) -> Snapshot:
+    return Snapshot(
+        taken_at_ns=0,
+        node=NodeFacts(hostname="here"),
+        gpus=(Gpu(id="GPU-a", index=0),),
+        clients=(GpuClient(gpu_id="GPU-a", pid=pid),),
+    )
+
+
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_memory_and_utilisation_are_looked_for(gives_back: bool) -> None:
+    require("gcc")
+    gpu = {"uuid": "GPU-a", "total": 8000 * MIB}
+    with running(*BUSY) as process:
+        busy = FakeNvml().gpu(**gpu, used=6000 * MIB, util=97)
+        busy.process(process.pid, memory=5900 * MIB)
+        with busy.in_place() as library:
+            before = gpu_use.look(HOST, library)
+            assert [one.pid for one in before.clients] == [process.pid], before
+            after = FakeNvml().gpu(**gpu, used=(100 if gives_back else 5990) * MIB, util=0)
+
+            def told(line: str) -> None:
+                if "SIGTERM" in line:
+                    after.replace()
+
+            actor = Kill(HOST, verify_seconds=0.5, patience_seconds=2, nvml_library=library)
+            outcome = actor.do(target_of(process.pid, snapshot=on_gpu(process.pid)), told)
+    assert outcome.done and outcome.complete is gives_back, outcome
+    said = next(line for line in outcome.lines if line.startswith("GPU 0"))
+    assert ("did not come back" in said) is not gives_back and "97 % to 0 %" in said
+
+
+def test_without_a_driver_it_is_said_that_nothing_was_seen() -> None:
+    with running(*BUSY) as process:
+        actor = Kill(HOST, verify_seconds=0, nvml_library="/nonexistent")
+        outcome = actor.do(target_of(process.pid, snapshot=on_gpu(process.pid)), nobody_tells)
+    assert outcome.done and not outcome.complete
+    assert any("not seen" in line for line in outcome.lines)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_respawner_is_named(tmp_path: Path, copied: bool) -> None:
+    miner = tmp_path / "kworkerd"
+    shutil.copy("/bin/sleep", miner)
+    again = f"cp {miner} {miner}.new && mv {miner}.new {miner};" if copied else ""
+    script = tmp_path / "watchdog.sh"
+    script.write_text(f"while :; do {miner} 600; {again} done\n")
+    entry = PersistenceEntry(
+        kind="cron", path="/etc/cron.d/x", text=f"* * * * * root {miner}", commands=(str(miner),)
+    )
+    snapshot = Snapshot(taken_at_ns=0, node=NodeFacts(hostname="here"), persistence=(entry,))
+    with running("sh", str(script)) as watchdog:
+        wait_until(lambda: bool(children(watchdog.pid)), "the miner")
+        pid = children(watchdog.pid)[0]
+        wait_for_words(pid, (str(miner), "600"))
+        outcome = kill(verify=10).do(target_of(pid, snapshot=snapshot), nobody_tells)
+        now = children(watchdog.pid)
+    assert outcome.done and not outcome.complete
+    came = [line for line in outcome.lines if line.startswith("it came back")]
+    assert len(came) == 1 and f"its parent is pid {watchdog.pid} (sh)" in came[0], outcome.lines
+    assert f"it came back: pid {now[0]} ({miner})" in came[0]
+    assert "/etc/cron.d/x" in came[0]
+
+
+def test_what_others_start_meanwhile_has_not_come_back() -> None:
+    with running("sleep", "65") as process:
+        target = target_of(process.pid)
+        actor = kill(verify=1)
+        others: list[subprocess.Popen[bytes]] = []
+
+        def told(line: str) -> None:
+            if "it is looked for" in line:
+                others.append(subprocess.Popen(["sh", "-c", "sleep 66; :"]))
+
+        outcome = actor.do(target, told)
+        for one in others:
+            subprocess.run(["kill", *map(str, children(one.pid))], check=False)
+            one.wait()
+    assert any("nothing like it began" in line for line in outcome.lines), outcome.lines
+
+
+# ---------------------------------------------------------------- exchanged meanwhile
+
+
+def spared(target: Target, identity: Identity, counts: ExecCounts) -> None:
+    """No step touches it, neither as the command holds it nor as the actors do."""
+    with pytest.raises(Changed), hold(HOST, identity, counts):
+        pass
+    actors = (
+        Freeze(HOST, lambda target: (), counts=counts),
+        Kill(HOST, look=no_gpus, counts=counts),
+    )
+    for actor in actors:
+        with pytest.raises(Changed):
+            actor.do(target, nobody_tells)
+
+
+def test_of_100_that_were_exchanged_none_is_touched() -> None:
+    sleeper = ("sleep", "67")
+    # What a process is, what it becomes, how it was started, whether marks alone must tell.
+    ways = [
+        (("sh", "-c", 'read x; exec sh -c "read y; :"'), ("sh", "-c", "read y; :"), ()),
+        (("sh", "-c", "read x; exec sleep 67"), sleeper, ()),
+        (("sh", "-c", 'read x; exec sh -c "read y; :"'), ("sh", "-c", "read y; :"), ("-R",)),
+        (("sh", "-c", "read x; exec sleep 67"), sleeper, ("-R",)),
+        (("sh", "-c", 'read x; exec sh -c "$0" "$0"', "read z; :"), None, ()),
+        (("sh", "-c", 'read x; exec sh -c "$0" "$0"', "read z; :"), None, ("-R",)),
+    ]
+    done = 0
+    with ExecCounts() as counts:
+        assert not counts.unavailable, counts.unavailable
+        for turn in range(72):
+            before, after, how = ways[turn % len(ways)]
+            after = after or ("sh", "-c", "read z; :", "read z; :")
+            start = ("setarch", *how, *before) if how else before
+            by_mark = turn // len(ways) % 2 == 1
+            with running(*start, as_argv=before) as process:
+                pid = process.pid
+                identity = read_identity(HOST, pid, NO_COUNTS if by_mark else counts)
+                assert (identity.exec_mark is None) is bool(how)
+                target = target_of(pid, identity=identity)
+                assert process.stdin is not None
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                wait_for_words(pid, after)
+                spared(target, identity, NO_COUNTS if by_mark else counts)
+                assert untouched(pid, after)()
+                done += 1
+        for turn in range(28):
+            with running("sleep", "68") as process:
+                pid = process.pid
+                identity = read_identity(HOST, pid, NO_COUNTS if turn % 2 else counts)
+                target = target_of(pid, identity=identity)
+            born_as(pid, ("sleep", "68"))
+            try:
+                spared(target, identity, NO_COUNTS if turn % 2 else counts)
+                assert untouched(pid, ("sleep", "68"))()
+                done += 1
+            finally:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+    assert done == 100
+
+
+def test_one_that_executes_while_it_is_held_is_not_signalled() -> None:
+    with running("sh", "-c", "read x; exec sleep 69") as process, ExecCounts() as counts:
+        with hold(HOST, read_identity(HOST, process.pid, counts), counts) as held:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            wait_for_words(process.pid, ("sleep", "69"))
+            with pytest.raises(Changed, match="binary is another"):
+                held.check()
+        assert untouched(process.pid, ("sleep", "69"))()
+
+
+def test_one_that_is_frozen_after_it_executed_is_let_go_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, mount = freezer_mounts()[0]
+    switched = freezer_group.switch
+
+    def late(group: freezer_group.FreezerGroup, *, frozen: bool) -> None:
+        if frozen:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            wait_for_words(process.pid, ("sleep", "70"))
+        switched(group, frozen=frozen)
+
+    monkeypatch.setattr(freezer_group, "switch", late)
+    with (
+        running("sh", "-c", "read x; exec sleep 70") as process,
+        group_of(mount, process.pid) as group,
+    ):
+        with pytest.raises(Changed):
+            freeze().do(target_of(process.pid), nobody_tells)
+        switches = [group / name for name in ("freezer.state", "cgroup.freeze")]
+        words = {one.read_text() for one in switches if one.exists()}
+        assert words <= {"THAWED\n", "0\n"} and words
+        assert untouched(process.pid, ("sleep", "70"))()
