@@ -82,6 +82,7 @@ class Walk:
         self.problems: list[Problem] = []
         self.more_problems = 0
         self.notes: list[str] = []
+        self.more_notes = 0
         self._astray: _Astray | None = None
         self._unsigned: Problem | None = None
         self._intents: dict[int, str] = {}
@@ -239,3 +240,5 @@ class Walk:
     def _note(self, text: str) -> None:
         if len(self.notes) < NOTES_LIMIT:
             self.notes.append(text)
+        else:
+            self.more_notes += 1

@@ -56,6 +56,8 @@ def verify(
                 show(entry)
     walk.finish()
     notes = list(walk.notes)
+    if walk.more_notes:
+        notes.append(f"and {walk.more_notes} more notes of these kinds")
     if head is None:
         notes.append(NO_HEAD)
     if walk.signed and not trusted:
