@@ -21,7 +21,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ class SlurmNode:
     folder: Path
     version: tuple[int, int]
     proctrack: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Lines of slurm.conf beside the usual ones."""
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -157,11 +159,15 @@ class SlurmNode:
 
 @contextmanager
 def running_slurm(
-    proctrack: str = "linuxproc", *, gpu_major: int = NVIDIA_MAJOR
+    proctrack: str = "linuxproc",
+    *,
+    gpu_major: int = NVIDIA_MAJOR,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[SlurmNode]:
     """A Slurm that is ready for jobs; skips where it cannot be had, leaves nothing behind.
 
-    ``gpu_major`` is that of the device nodes that its jobs are given, one with a driver that opens.
+    ``gpu_major`` is that of the device nodes that its jobs are given, one with a driver that opens;
+    ``settings`` go into slurm.conf beside the usual ones.
     """
     require_root()
     require(*PACKAGES)
@@ -173,6 +179,7 @@ def running_slurm(
         Path(tempfile.mkdtemp(prefix="gpuwarden-slurm-")),
         (int(found[1]), int(found[2])),
         proctrack,
+        settings or {},
     )
     try:
         _prepare(node, gpu_major)
@@ -254,6 +261,7 @@ def _slurm_conf(node: SlurmNode) -> str:
     if node.proctrack == "cgroup":
         settings["TaskPlugin"] = "task/cgroup"
         settings["PrologFlags"] = "Contain"
+    settings.update(node.settings)
     return (
         "".join(f"{key}={value}\n" for key, value in settings.items())
         + (

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from types import FrameType
 
 from msgspec import Struct, field
@@ -34,6 +35,8 @@ DEFAULT_SECONDS = 24
 SETTLE_SECONDS = {"prolog": 3.0, "epilog": 8.0}
 """How long what is ending is waited for; an epilog comes right after the job's last process."""
 PAUSE_SECONDS = 1.0
+ENOUGH_LOOKS = 4
+"""Where processes come and go, so that no two looks see the same."""
 DRAIN_SECONDS = 6.0
 COMMAND_SECONDS = 2.0
 LINES = 16
@@ -99,7 +102,7 @@ def settle(
     """
     begun = time.monotonic()
     before: set[object] = set()
-    while True:
+    for number in count(1):
         at = time.monotonic()
         seen = once()
         now = time.monotonic()
@@ -110,7 +113,9 @@ def settle(
         before = {one.key for one in seen.left}
         if not seen.left or (now - begun >= settle_seconds and stays and not passing):
             return
-        if now - begun >= settle_seconds * 2 or now + PAUSE_SECONDS + 1.5 * (now - at) > ends_at:
+        if number >= ENOUGH_LOOKS and now - begun >= 2 * settle_seconds:
+            return
+        if now + PAUSE_SECONDS + 1.5 * (now - at) > ends_at:
             return
         time.sleep(PAUSE_SECONDS)
 

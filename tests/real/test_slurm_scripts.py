@@ -1,0 +1,263 @@
+"""The prolog and the epilog that `gpuwarden harden slurm` writes, run by a real slurmd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm import NODE_NAME, SlurmNode, running_slurm
+from tests.support.watching import GPU, devices_file
+
+pytestmark = pytest.mark.real
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_SECONDS = 45
+"""PrologEpilogTimeout: what slurmd ends with a failure, and a drained node."""
+HOLD = "exec 3<$(dirname $SLURM_CONF)/../dev/nvidia$SLURM_JOB_GPUS; exec sleep 600"
+LEAVE = f"(setsid sh -c '{HOLD}' &) ; sleep 0.5"
+"""With proctrack/linuxproc Slurm loses a process whose parents have gone."""
+
+
+class Site:
+    """A node of Slurm with both scripts installed, and what they said."""
+
+    def __init__(self, slurm: SlurmNode, folder: Path) -> None:
+        self.slurm = slurm
+        self.folder = folder
+        self.log = folder / "said.log"
+
+    def install(self, *flags: str, program: str | None = None) -> None:
+        """Writes the scripts as a person would, from this node's own Slurm."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "gpuwarden", "harden", "slurm", "-o", str(self.folder)),
+                *("--program", program or str(self.folder / "gpuwarden"), "--log", str(self.log)),
+                *flags,
+            ],
+            cwd=REPOSITORY,
+            env={**self.slurm.environment, "PYTHONPATH": "src"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "gpuwarden-epilog" in done.stdout, done.stdout + done.stderr
+
+    def run(self, command: str) -> str:
+        """A job with one GPU, from its prolog to the end of its epilog."""
+        job = self.slurm.submit(command, gpus=1, user="nobody")
+        self.slurm.wait_for_state(job, "COMPLETED")
+        return job
+
+    def said(self, phase: str, job: str) -> list[str]:
+        """What the prolog or epilog of a job said, once it has said something."""
+        head = f"gpuwarden {phase}: job {job}: "
+
+        def lines() -> list[str]:
+            text = self.log.read_text() if self.log.exists() else ""
+            return [line[len(head) :] for line in text.splitlines() if line.startswith(head)]
+
+        self.slurm.wait_for(lambda: bool(lines()), f"{phase} of {job} to say something")
+        return lines()
+
+    def state(self) -> tuple[str, str]:
+        text = self.slurm.run("sinfo", "-h", "-o", "%T|%E").strip()
+        state, _, reason = text.partition("|")
+        return state, reason
+
+    def end_leftovers(self, job: str) -> None:
+        for pid in self.slurm.pids(job):
+            os.kill(pid, signal.SIGKILL)
+
+    def resume(self) -> None:
+        self.slurm.run("scontrol", "update", f"nodename={NODE_NAME}", "state=resume")
+        self.slurm.wait_for(lambda: self.state()[0] == "idle", "the node to be idle")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-scripts-"))
+    folder.chmod(0o755)
+    settings = {
+        "Prolog": str(folder / "gpuwarden-prolog"),
+        "Epilog": str(folder / "gpuwarden-epilog"),
+        "PrologFlags": "Alloc",
+        "PrologEpilogTimeout": str(TIMEOUT_SECONDS),
+    }
+    program = folder / "gpuwarden"
+    devices = devices_file(folder)
+    # Its /proc/devices alone takes the tests' device for a GPU's. A test machine's first process may
+    # have rights that its root has not, and then its descriptors are rightly said not to be seen.
+    empty, nothing = folder / "empty", folder / "nothing"
+    empty.mkdir()
+    nothing.touch()
+    program.write_text(
+        f"""#!/bin/sh
+exec unshare --mount --propagation private sh -c \\
+    'mount --bind {devices} /proc/devices && mount --bind {empty} /proc/1/fd &&
+     mount --bind {nothing} /proc/1/maps && cd {REPOSITORY} && exec "$@"' sh \\
+    env PYTHONPATH=src {sys.executable} -m gpuwarden "$@"
+"""
+    )
+    program.chmod(0o755)
+    try:
+        with running_slurm(gpu_major=GPU[0], settings=settings) as slurm:
+            yield Site(slurm, folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def _installed(site: Site) -> Iterator[None]:
+    site.log.unlink(missing_ok=True)
+    site.install()
+    yield
+    site.install()
+    site.slurm.cancel_all()
+    if site.state()[0] != "idle":
+        site.resume()
+
+
+def test_a_clean_job_leaves_nothing(site: Site) -> None:
+    job = site.run(f"timeout 1 sh -c '{HOLD}'; true")
+    assert site.said("prolog", job) == ["minor:0: nothing is left"]
+    assert site.said("epilog", job) == ["minor:0: nothing is left"]
+    assert site.state() == ("idle", "none")
+
+
+def test_what_a_job_leaves_is_reported_and_neither_killed_nor_the_node_drained(site: Site) -> None:
+    job = site.run(LEAVE)
+    try:
+        (line,) = site.said("epilog", job)
+        (left,) = [pid for pid in site.slurm.pids(job) if Path(f"/proc/{pid}").exists()]
+        assert f"left: /dev/nvidia0: pid {left}, /usr/bin/sleep of nobody" in line
+        assert "of this job, which is over" in line
+        assert site.state() == ("idle", "none")
+        # Its successor's prolog finds it too, when the controller says that its job has ended.
+        after = site.slurm.submit("exec sleep 600", gpus=2, user="nobody")
+        (line,) = site.said("prolog", after)
+        assert f"pid {left}" in line
+        assert "orphaned-job" in line
+        site.slurm.wait_for_state(after, "RUNNING")
+        assert Path(f"/proc/{left}").exists()
+    finally:
+        site.end_leftovers(job)
+
+
+def test_a_running_neighbour_is_not_what_a_job_left(site: Site) -> None:
+    neighbour = site.slurm.submit(HOLD, gpus=1, user="nobody")
+    site.slurm.wait_for_state(neighbour, "RUNNING")
+    job = site.run("true")
+    assert site.said("prolog", job) == ["minor:1: nothing is left"]
+    assert site.said("epilog", job) == ["minor:1: nothing is left"]
+    assert site.state()[0] == "mixed"
+
+
+def test_with_drain_an_epilog_drains_the_node_and_says_why(site: Site) -> None:
+    site.install("--drain")
+    job = site.run(LEAVE)
+    try:
+        lines = site.said("epilog", job)
+        assert lines[0].startswith("left: ")
+        assert lines[-1] == f"{NODE_NAME} drained"
+        site.slurm.wait_for(lambda: site.state()[0] == "drained", "the node to be drained")
+        assert site.state()[1].startswith(f"gpuwarden: GPUs not empty at job {job}: 1 left (")
+        # Slurm's own word for a failed epilog did not replace it.
+        assert f"[job {job}] epilog failed status=1:0" in site.slurm.logs()
+    finally:
+        site.end_leftovers(job)
+
+
+def test_with_drain_a_prolog_keeps_the_job_off_a_gpu_that_is_not_empty(site: Site) -> None:
+    first = site.run(LEAVE)
+    try:
+        assert site.said("epilog", first)[0].startswith("left: ")
+        site.install("--drain")
+        job = site.slurm.submit("exec sleep 600", gpus=1, user="nobody")
+        assert site.said("prolog", job)[0].startswith("left: ")
+        site.slurm.wait_for(lambda: site.state()[0] == "drained", "the node to be drained")
+        assert site.state()[1].startswith(f"gpuwarden: GPUs not empty at job {job}: 1 left (")
+        site.slurm.wait_for_state(job, "PENDING")
+    finally:
+        site.end_leftovers(first)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_dead_controller_makes_it_unknown_and_never_drains(site: Site, drain: bool) -> None:
+    site.install(*(["--drain"] if drain else []))
+    site.slurm.stop("slurmctld")
+    try:
+        for phase in ("prolog", "epilog"):
+            code, seconds = run_script(site, phase, "4000000")
+            lines = site.said(phase, "4000000")
+            assert code == 0
+            assert seconds < TIMEOUT_SECONDS
+            assert lines
+            assert all(line.startswith("unknown: ") for line in lines)
+    finally:
+        site.slurm.start("slurmctld")
+    assert site.state() == ("idle", "none")
+
+
+def test_a_scontrol_that_hangs_does_not_hold_up_an_epilog(site: Site) -> None:
+    # As bad as it can be: it ignores to be ended, and a child of it keeps every descriptor open.
+    program = site.folder / "hanging"
+    program.write_text(
+        "#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\necho $! >>$0.pids\nsleep 300\n"
+    )
+    program.chmod(0o755)
+    site.install("--deadline", "4", program=str(program))
+    begun = time.monotonic()
+    try:
+        job = site.run("true")
+        assert time.monotonic() - begun < 2 * TIMEOUT_SECONDS
+        for phase in ("prolog", "epilog"):
+            (line,) = site.said(phase, job)
+            assert line == "unknown: the check ended with 137 (124 or 137: out of time)"
+        assert site.state() == ("idle", "none")
+        # slurmd did not have to end them itself.
+        assert "timeout" not in site.slurm.logs().lower()
+    finally:
+        for pid in (site.folder / "hanging.pids").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_program_that_breaks_down_drains_nothing(site: Site) -> None:
+    program = site.folder / "broken"
+    program.write_text("#!/bin/sh\necho 'Traceback (most recent call last):' >&2\nexit 1\n")
+    program.chmod(0o755)
+    site.install("--drain", program=str(program))
+    job = site.run("true")
+    (line,) = site.said("epilog", job)
+    assert line.startswith("unknown: the check ended with 1 and no finding")
+    assert site.state() == ("idle", "none")
+
+
+def run_script(site: Site, phase: str, job: str, **environment: str) -> tuple[int, float]:
+    """A script as slurmd runs it: as root, with its own variables and nothing else."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [str(site.folder / f"gpuwarden-{phase}")],
+        env={
+            "SLURM_CONF": str(site.slurm.configuration),
+            "SLURM_JOB_ID": job,
+            "SLURM_JOB_GPUS": "0",
+            "SLURMD_NODENAME": NODE_NAME,
+            **environment,
+        },
+        cwd="/",
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=TIMEOUT_SECONDS,
+    )
+    return done.returncode, time.monotonic() - begun
