@@ -45,6 +45,32 @@ def target_of(verdict: Verdict | None, **fields: Any) -> Target:
     return Target(**{**values, **fields})
 
 
+WORDS: dict[str, tuple[str, str, str]] = {
+    "evidence": (
+        "keep everything about it in one archive",
+        "nothing of it; an archive is written in /var/lib/gpuwarden/evidence",
+        "delete the archive",
+    ),
+    "freeze": (
+        "freeze it",
+        "everything in its control group stands still; its GPU memory stays its own",
+        "gpuwarden respond 4242 --do thaw",
+    ),
+    "deny": (
+        "deny it further opens of accelerators",
+        "opens of accelerators by its control group fail; what is open already stays open",
+        "gpuwarden respond --allow 0:4711",
+    ),
+    "kill": ("end it", "it gets SIGTERM and, 5 s later, SIGKILL", "there is none"),
+    "drain-node": (
+        "drain this node in Slurm",
+        "no new job starts here; jobs that run here go on",
+        "scontrol update nodename=node1 state=resume",
+    ),
+}
+"""Title, change and undo of steps, for pages that a person reads."""
+
+
 class RecordingActor:
     """An actor that only writes down that it was told to act."""
 
@@ -58,11 +84,13 @@ class RecordingActor:
 
     def step(self, target: Target) -> Step | None:
         """A step that changes nothing."""
+        title, changes, undo = WORDS.get(self.name, (self.name, "something", ""))
         return Step(
             name=self.name,
             power=self.power,
-            title=f"the step {self.name}",
-            changes=f"what {self.name} changes",
+            title=title,
+            changes=changes,
+            undo=undo,
             refused=self.refused,
         )
 

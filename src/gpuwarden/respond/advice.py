@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gpuwarden.evidence.masks import mask_text
 from gpuwarden.finding import Verdict
 from gpuwarden.model import LOGINUID_UNSET, Container, Fact, PersistenceEntry
 from gpuwarden.node import Node
@@ -11,6 +12,7 @@ from gpuwarden.respond.affected import Other
 from gpuwarden.respond.target import Found
 
 SHOWN = 6
+ENTRY_SHOWN = 160
 NEVER_RESET = "gpuwarden never resets a GPU: whoever else is on it loses everything."
 
 
@@ -67,11 +69,10 @@ def _wrong_gpu(found: Found, others: Sequence[Other]) -> Iterator[str]:
 def _persistence(found: Found, others: Sequence[Other]) -> Iterator[str]:
     target = found.target
     process = target.process
-    entries = _entries_of(found)
+    entries = autostarts(found)
     for entry in entries[:SHOWN]:
-        at = f":{entry.line}" if entry.line is not None else ""
-        runs = f": {entry.text or ' '.join(entry.commands)}"[:160]
-        yield f"{entry.kind} {entry.path}{at}{runs if len(runs) > 2 else ''}"
+        text = mask_text(entry.text or " ".join(entry.commands))[:ENTRY_SHOWN]
+        yield f"{named(entry)}{f': {text}' if text else ''}"
     if len(entries) > SHOWN:
         yield f"and {len(entries) - SHOWN} more places (gpuwarden scan --format json)"
     container = target.container
@@ -93,7 +94,13 @@ def _persistence(found: Found, others: Sequence[Other]) -> Iterator[str]:
     yield "Disable it before the kill, after a copy was kept; else it comes back."
 
 
-def _entries_of(found: Found) -> list[PersistenceEntry]:
+def named(entry: PersistenceEntry) -> str:
+    """``cron /etc/crontab:3``."""
+    at = f":{entry.line}" if entry.line is not None else ""
+    return f"{entry.kind} {entry.path}{at}"
+
+
+def autostarts(found: Found) -> list[PersistenceEntry]:
     """Autostarts that name the process's binary or run its unit; told of by rules or not."""
     process = found.target.process
     if process is None:

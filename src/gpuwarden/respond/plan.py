@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpuwarden import __version__
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.evidence.masks import mask_arguments
 from gpuwarden.finding import DECISION_TREE, Evidence, Proof, Row, Verdict
 from gpuwarden.model import Fact
 from gpuwarden.node import Node
@@ -96,6 +97,8 @@ class Plan(Fact, frozen=True, kw_only=True, omit_defaults=False):
     """Who else is on these GPUs or in its control group."""
     steps: tuple[PlannedStep, ...]
     """In the order in which they are to be done; those refused say why."""
+    before_ending: tuple[str, ...]
+    """What would start it again, and is to be disabled before a step that ends it."""
     verification: tuple[str, ...]
     """What is looked at after a step that ends something."""
     advice: tuple[Advice, ...]
@@ -139,6 +142,7 @@ def make_plan(
         contact=target.contact,
         others=others,
         steps=steps,
+        before_ending=tuple(map(advice.named, advice.autostarts(found))) if _ends(steps) else (),
         verification=_verification(steps, within_seconds),
         advice=advice.of(found, others),
     )
@@ -180,8 +184,12 @@ def _steps(
         yield PlannedStep(step=step, command=command)
 
 
+def _ends(steps: Sequence[PlannedStep]) -> bool:
+    return any(one.step.name in ENDING and not one.step.refused for one in steps)
+
+
 def _verification(steps: Sequence[PlannedStep], within_seconds: float) -> tuple[str, ...]:
-    if not any(one.step.name in ENDING and not one.step.refused for one in steps):
+    if not _ends(steps):
         return ()
     return (
         f"for {within_seconds:g} s after it: the process is gone, memory and utilisation of its "
@@ -210,7 +218,7 @@ def _subject(found: Found, row: Row | None) -> PlanSubject:
         gpus=tuple(dict.fromkeys(node.gpu_label(gpu.id) for gpu in target.gpus)),
         binary=binary,
         says=row.says if row is not None else None,
-        argv=(process.argv or ()) if process is not None else (),
+        argv=mask_arguments(process.argv or ()) if process is not None else (),
         user=user,
         place=row.place if row is not None else None,
         workload=row.workload if row is not None else None,

@@ -132,8 +132,13 @@ def _steps(sheet: Sheet, plan: Plan) -> None:
     sheet.add("What can be done, in this order", style="bold")
     sheet.add("Nothing was done yet. Each command asks before it acts.", indent=2)
     last = max((i for i, one in enumerate(open_ones) if _ends(one)), default=-1)
+    first = next((i for i, one in enumerate(open_ones) if _ends(one)), -1)
     for number, one in enumerate(open_ones, start=1):
         _step(sheet, number, one)
+        if number - 1 == first and plan.before_ending:
+            entries = "; ".join(plan.before_ending[:OTHERS_SHOWN])
+            text = f"before it: keep a copy of what starts it again, and disable it: {entries}"
+            sheet.add(text, indent=5, hang=2, style="bold")
         if number - 1 == last:
             for line in plan.verification:
                 sheet.add(f"looked at: {line}", indent=5, hang=2)
@@ -146,7 +151,7 @@ def _ends(one: PlannedStep) -> bool:
 
 def _step(sheet: Sheet, number: int, planned: PlannedStep) -> None:
     step = planned.step
-    sheet.lead(f"{number:>2}. {step.name} ", escape(step.title), indent=1, hang=4, style="bold")
+    sheet.lead(f"{number:>2}. {step.name}: ", escape(step.title), indent=1, hang=4, style="bold")
     sheet.add(f"changes: {step.changes}", indent=5, hang=2)
     hurts = step.hurts or ("nobody else",)
     sheet.add(f"touches: {hurts[0]}", indent=5, hang=2)
