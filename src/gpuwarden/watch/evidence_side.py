@@ -157,10 +157,11 @@ class EvidenceSide:
         return list(found.values())
 
     def close(self) -> None:
-        """Ends the child, whose archive then stays partial."""
+        """Ends the child, whose archive then stays partial: the next start writes it anew."""
         child, self._child = self._child, None
         if child is None:
             return
+        self._remember(child.case, begun=False)
         child.process.terminate()
         try:
             child.process.wait(END_SECONDS)
@@ -200,7 +201,7 @@ class EvidenceSide:
             self._look_at = time.monotonic() + ROOM_SECONDS
             return
         case = self._waiting.popleft()
-        self._remember(case)
+        self._remember(case, begun=True)
         try:
             self._child = _Child(case, self._argv(case, policy, room_mib))
         except OSError as error:
@@ -300,16 +301,16 @@ class EvidenceSide:
             return
         self._ids.update(dict.fromkeys(ids[-IDS_LIMIT:], True))
 
-    def _remember(self, case: _Case) -> None:
+    def _remember(self, case: _Case, *, begun: bool) -> None:
         """Before the archive is begun: one that ends the agent is not begun again and again."""
-        self._ids[case.finding] = True
+        self._ids[case.finding] = begun
         if self._memory is None:
             return
-        begun = [one for one, is_begun in self._ids.items() if is_begun]
+        ids = [one for one, is_begun in self._ids.items() if is_begun]
         temporary = self._memory + ".new"
         try:
             with open(temporary, "wb") as file:
-                file.write(msgspec.json.encode(begun))
+                file.write(msgspec.json.encode(ids))
             os.replace(temporary, self._memory)
         except OSError as error:
             self._say(f"evidence: {self._memory}: {error.strerror}")
