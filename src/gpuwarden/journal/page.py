@@ -46,7 +46,7 @@ def _add(sheet: Sheet, entry: Entry) -> None:
         _who(entry.who),
     )
     style = "red" if entry.stage == "failed" else ""
-    about, outcome = _subject(entry.subject), entry.outcome
+    about, outcome = _subject(entry), entry.outcome
     hang = sum(WIDTHS)
     if sheet.width < WIDE:
         hang = WIDTHS[0]
@@ -75,8 +75,12 @@ def _who(who: Who) -> str:
     return (f"{who.sudo_user}? " if who.sudo_user else "") + f"uid {who.uid}{login}"
 
 
-def _subject(subject: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_value(value)}" for name, value in subject.items())
+def _subject(entry: Entry) -> str:
+    return ", ".join(
+        f"{name} {_value(value)}"
+        for name, value in entry.subject.items()
+        if (name, value) != ("boot_id", entry.boot_id)
+    )
 
 
 def _value(value: Any) -> str:

@@ -46,6 +46,8 @@ def for_writing(path: str) -> Iterator[int]:
             finally:
                 os.close(descriptor)
         raise Unavailable(f"{path}: it is replaced again and again")
+    except OSError as error:
+        raise _told(path, error) from error
     finally:
         os.close(folder)
 
@@ -68,6 +70,8 @@ def for_reading(path: str, *, patience_seconds: float = LOCK_SECONDS) -> Iterato
         size = os.fstat(descriptor).st_size
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         yield descriptor, size
+    except OSError as error:
+        raise _told(path, error) from error
     finally:
         os.close(descriptor)
 

@@ -22,6 +22,7 @@ from gpuwarden.outputs.words import moment
 
 JOURNAL_FILE = "journal"
 KEPT_FILE = "journal_head.json"
+"""Beside the journal, in watch's state directory."""
 STEP_BYTES = 256 << 10
 """Read in a round; some 20 ms of hashing and parsing."""
 WHOLE_PASS_NS = 3600 * 10**9
@@ -203,12 +204,6 @@ class JournalHead:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(f"{self._kept_path}.new", self._kept_path)
-
-
-def of_directory(directory: str, *, keep: bool) -> JournalHead:
-    """The journal of a state directory; ``keep``: what was seen of it is remembered there."""
-    kept_path = os.path.join(directory, KEPT_FILE) if keep else None
-    return JournalHead(os.path.join(directory, JOURNAL_FILE), kept_path)
 
 
 def _stamp(path: str) -> _Stamp:
