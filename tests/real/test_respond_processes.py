@@ -33,7 +33,14 @@ from tests.support.acted_on import (
     untouched,
     wait_for_words,
 )
-from tests.support.containers import Podman, busybox_root, cgroup_mounts, podman, wait_until
+from tests.support.containers import (
+    Podman,
+    busybox_root,
+    cgroup_mounts,
+    no_new_cgroups,
+    podman,
+    wait_until,
+)
 from tests.support.fakenvml import FakeNvml
 from tests.support.packages import require, require_root
 from tests.support.probes import build
@@ -159,7 +166,7 @@ def test_the_machine_and_who_runs_this_are_out_of_bounds(pid: int) -> None:
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     require("podman", "runc", "busybox-static")
     scratch = tmp_path_factory.mktemp("podman")
-    with podman(scratch) as found:
+    with no_new_cgroups(), podman(scratch) as found:
         found.import_image(busybox_root(scratch / "root"), "localhost/busy:1")
         yield found
 
@@ -384,6 +391,18 @@ def test_of_100_that_were_exchanged_none_is_touched() -> None:
                 os.kill(pid, 9)
                 os.waitpid(pid, 0)
     assert done == 100
+
+
+def test_one_that_executed_is_let_go_on_all_the_same() -> None:
+    with running("sh", "-c", "read x; exec sleep 71") as process:
+        target = target_of(process.pid)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        wait_for_words(process.pid, ("sleep", "71"))
+        assert freeze().do(target_of(process.pid), nobody_tells).complete
+        assert Thaw(HOST).do(target, nobody_tells).complete
+        assert untouched(process.pid, ("sleep", "71"))()
 
 
 def test_one_that_executes_while_it_is_held_is_not_signalled() -> None:

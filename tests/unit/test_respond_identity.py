@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,15 +19,18 @@ from msgspec.structs import replace
 from gpuwarden.errors import GpuwardenError, Malformed, Unavailable
 from gpuwarden.finding import Subject
 from gpuwarden.host import Host
-from gpuwarden.model import Executable, NodeFacts, Process, Snapshot
+from gpuwarden.model import Executable, Gap, NodeFacts, Process, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.probes import exec_count
 from gpuwarden.probes.exec_count import ExecCounts
 from gpuwarden.respond import identity
 from gpuwarden.respond.identity import Changed, difference, hold, read_identity
 from gpuwarden.respond.step import Identity
+from gpuwarden.respond.untouchable import Untouchable, daemon_pid
 from gpuwarden.rules.hit import process_subject
-from gpuwarden.sensors.process import exec_mark
+from gpuwarden.sensors.process import details, exec_mark
+from gpuwarden.sensors.seen import Seen
+from gpuwarden.watch.identity import merged
 
 STAT = (
     b"7 (a) b) S 1 7 7 0 -1 4194304 98 0 0 0 0 0 0 0 20 0 1 0 4598623 3133440 361 "
@@ -212,3 +216,74 @@ def test_an_object_that_is_not_there_says_why() -> None:
     with ExecCounts("/nonexistent") as counts:
         assert "not built" in counts.unavailable or "BTF" in counts.unavailable
         assert counts.of(os.getpid()) is None and counts.all() == {}
+
+
+# ---------------------------------------------------------------- where marks come from
+
+
+def test_subjects_have_marks_and_their_ancestors_none() -> None:
+    host = Host()
+    with sleeping() as process:
+        subject = one_of(details.read(host, Seen(), [process.pid]))
+        ancestor = one_of(details.read(host, Seen(), [process.pid], role="ancestor"))
+        assert subject.exec_mark == read_identity(host, process.pid, NO_COUNTS).exec_mark
+        assert subject.exec_mark is not None and ancestor.exec_mark is None
+
+
+def one_of(facts: Iterator[Process | Gap]) -> Process:
+    (found,) = (fact for fact in facts if isinstance(fact, Process))
+    return found
+
+
+def test_what_an_event_saw_has_no_mark_of_what_it_became() -> None:
+    exe = Executable(path="/x", device="8:1", inode=5)
+    now = Process(pid=7, start_time_ticks=70, argv=("x", "1"), exe=exe, exec_mark="aa")
+    seen = replace(now, exec_mark=None)
+    assert merged(seen, now).exec_mark == "aa"
+    assert merged(replace(seen, argv=None), now).exec_mark == "aa"
+    assert merged(replace(seen, argv=("x", "2")), now).exec_mark is None
+    assert merged(replace(seen, exe=replace(exe, inode=6)), now).exec_mark is None
+
+
+def test_letting_go_asks_for_the_process_alone() -> None:
+    other_exec = replace(HELD, exe_inode=6, exec_count=9, exec_mark="cc")
+    assert difference(HELD, other_exec, any_exec=True) == ""
+    for changes in ({"start_time_ticks": 71}, {"boot_id": "c"}, {"pid": 8}):
+        assert difference(HELD, replace(HELD, **changes), any_exec=True) != ""
+
+
+# ---------------------------------------------------------------- out of bounds
+
+
+def test_who_is_out_of_bounds() -> None:
+    untouchable = Untouchable(Host(), socket_path="/nonexistent")
+    for pid in (0, 1, 2, os.getpid(), os.getppid()):
+        assert untouchable.reason(pid) != "", pid
+    with sleeping() as process:
+        assert Untouchable(Host(), socket_path="/nonexistent").reason(process.pid) == ""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        reason = Untouchable(Host(), socket_path="/nonexistent").reason(child)
+        assert reason == "a process of this program"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_the_daemon_is_who_listens_on_its_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "control.sock")
+    code = (
+        "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); "
+        "s.listen(); print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as daemon:
+        try:
+            assert daemon.stdout is not None and daemon.stdout.readline() == b"ready\n"
+            assert daemon_pid(path) == daemon.pid
+            assert "daemon" in Untouchable(Host(), socket_path=path).reason(daemon.pid)
+            assert Untouchable(Host(), socket_path=f"{path}x").reason(daemon.pid) == ""
+        finally:
+            daemon.kill()

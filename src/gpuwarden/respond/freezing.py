@@ -238,7 +238,8 @@ class Thaw:
         """Lets it go on. Errors: Changed; Denied, Unavailable."""
         identity = _identity(target)
         lines = []
-        with hold(self._host, identity) as held:
+        # It is given back what was taken from it, whatever it has become.
+        with hold(self._host, identity, any_exec=True) as held:
             group = freezer_group.switched_of(self._host, held.pid, target.container)
             if group is not None:
                 freezer_group.switch(group, frozen=False)

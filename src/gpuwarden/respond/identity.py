@@ -7,6 +7,7 @@ an exec. It is looked for again in the microseconds before each signal.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -103,11 +104,12 @@ def _binary(host: Host, pid: int) -> tuple[str, int] | None:
     return f"{status.device[0]}:{status.device[1]}", status.inode
 
 
-def difference(identity: Identity, now: Identity) -> str:
+def difference(identity: Identity, now: Identity, *, any_exec: bool = False) -> str:
     """What is another than it was, in one clause; empty when nothing is.
 
-    The kernel's exec count decides where both have it: a process can move its own mark, never its
-    count. What cannot be compared counts as another.
+    ``any_exec``: the process is all that matters, whatever it executes. The kernel's exec count
+    decides where both have it: a process can move its own mark, never its count. What cannot be
+    compared counts as another.
     """
     if now.pid != identity.pid:
         return f"it is process {now.pid}"
@@ -115,6 +117,8 @@ def difference(identity: Identity, now: Identity) -> str:
         return "the machine was started anew since, or it is not known whether it was"
     if now.start_time_ticks != identity.start_time_ticks:
         return f"that process has ended, and another one has the number {identity.pid}"
+    if any_exec:
+        return ""
     before = (identity.exe_device, identity.exe_inode)
     after = (now.exe_device, now.exe_inode)
     if before != after:
@@ -136,7 +140,16 @@ def _named(exe: tuple[str | None, int | None]) -> str:
 class HeldProcess:
     """A process that was compared while a pidfd of ours was open on it."""
 
-    def __init__(self, host: Host, identity: Identity, pidfd: int, counts: ExecCounts) -> None:
+    def __init__(
+        self,
+        host: Host,
+        identity: Identity,
+        pidfd: int,
+        counts: ExecCounts,
+        *,
+        any_exec: bool = False,
+    ) -> None:
+        self._any_exec = any_exec
         self.host = host
         self.identity = identity
         self.pidfd = pidfd
@@ -160,7 +173,7 @@ class HeldProcess:
             raise
         except GpuwardenError as error:
             raise Changed(f"process {self.pid} has ended") from error
-        found = difference(self.identity, now)
+        found = difference(self.identity, now, any_exec=self._any_exec)
         # What /proc has shown was this process's only if it has not ended by now.
         if not found and self.has_ended():
             found = "it has ended"
@@ -192,9 +205,16 @@ class HeldProcess:
 
 
 @contextmanager
-def hold(host: Host, identity: Identity, counts: ExecCounts | None = None) -> Iterator[HeldProcess]:
+def hold(
+    host: Host,
+    identity: Identity,
+    counts: ExecCounts | None = None,
+    *,
+    any_exec: bool = False,
+) -> Iterator[HeldProcess]:
     """Holds a process: the pidfd first, then everything is compared.
 
+    ``any_exec``: for what may be done to it whatever it executes by now, such as letting it go on.
     Errors: Changed (to be judged again); Denied; Unavailable where this is not the machine itself
     or its kernel has no pidfds (before 5.3).
     """
@@ -208,9 +228,11 @@ def hold(host: Host, identity: Identity, counts: ExecCounts | None = None) -> It
         except (ProcessLookupError, ValueError, OverflowError) as error:
             raise Changed(f"process {identity.pid} has ended") from error
         except OSError as error:
-            # EINVAL, ENOENT: a thread of another process has that number.
-            raise Changed(f"process {identity.pid}: {error.strerror}") from error
+            # A thread of another process has that number.
+            of_thread = error.errno in (errno.EINVAL, errno.ENOENT)
+            kind = Changed if of_thread else Unavailable
+            raise kind(f"process {identity.pid}: {error.strerror}") from error
         stack.callback(os.close, pidfd)
-        held = HeldProcess(host, identity, pidfd, counts)
+        held = HeldProcess(host, identity, pidfd, counts, any_exec=any_exec)
         held.check()
         yield held
