@@ -36,6 +36,7 @@ from gpuwarden.watch.open_watch import OpenWatch
 from gpuwarden.watch.options import WatchOptions
 from gpuwarden.watch.own_processes import OwnProcesses
 from gpuwarden.watch.own_sight import SIGHT_RULES, OwnSight, Sight
+from gpuwarden.watch.response_side import RESPONSE_RULES, ResponseSide
 from gpuwarden.watch.sampling import Sampling
 from gpuwarden.watch.service_manager import ServiceManager
 from gpuwarden.watch.telling import Telling, sinks_of
@@ -114,6 +115,7 @@ class Agent:
             )
             self._resume(stack)
             self.devices.start(stack)
+            self.responses = ResponseSide(self, stack)
             assembly.make_watch(self)
             if options.enforce:
                 assembly.enforce(self)
@@ -232,12 +234,14 @@ class Agent:
         if self.cuda is not None:
             found["tracer"] = self.cuda.child.fileno()
             pids.add(self.cuda.child.pid or 0)
+        pids |= self.responses.pids
         self.own.set_children(pids | set(self.sampling.sampler.child_pids))
         return found
 
     def _turn(self) -> None:
         """Takes whatever is there, without waiting."""
         groups = self.devices.take()
+        self.responses.turn()
         if self.denying is not None:
             self.denying.turn(groups)
         if self.falco is not None:
@@ -267,7 +271,9 @@ class Agent:
             self.cuda.round(self.watch.holding())
         own = self.own_sight.findings(self._sight(), now_ns)
         # Also of what is off: an earlier run may have left findings of it open.
-        evaluated = OPEN_RULE_IDS | SIGHT_RULES | CUDA_SIGHT_RULES | FALCO_RULES | DENYING_RULES
+        evaluated = OPEN_RULE_IDS | SIGHT_RULES | CUDA_SIGHT_RULES | FALCO_RULES
+        evaluated |= DENYING_RULES | RESPONSE_RULES
+        own += self.responses.findings(now_ns)
         if self.falco is not None:
             own += self.falco.findings(now_ns)
         if self.cuda is not None:

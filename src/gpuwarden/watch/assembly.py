@@ -66,7 +66,7 @@ def make_watch(agent: Agent) -> None:
         policy_path=agent.options.policy_path,
         majors=agent.devices.majors,
         worker=agent.workers["examiner"],
-        observe=agent.telling.opens,
+        observe=agent.responses.observing(agent.telling.opens),
         tell=agent.tell_event if agent.options.events else None,
         return_values=agent.options.return_values,
     )
