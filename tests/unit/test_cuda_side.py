@@ -112,6 +112,7 @@ class _Side:
         self.book = CudaBook()
         self.state = TracerState()
         self.launch_problems: tuple[str, ...] = ()
+        self.untold_dropped = 0
 
     def rules(self, sight: CudaSight, at_ns: int = 0) -> list[str]:
         return [one.rule for one in sight.findings(cast(CudaSide, self), at_ns)]
@@ -149,6 +150,17 @@ def test_missed_modules_are_told_for_an_hour() -> None:
     assert side.rules(sight, 10) == ["module_bytes_missed"]
     assert side.rules(sight, HOUR_NS) == ["module_bytes_missed"]
     assert side.rules(sight, HOUR_NS + 11) == []
+
+
+def test_what_a_crowd_pushed_out_is_told() -> None:
+    side, sight = _Side(), CudaSight()
+    side.book.crowded_out, side.untold_dropped = 2, 5
+    side.state = TracerState(crowded_out=1)
+    [finding] = sight.findings(cast(CudaSide, side), 0)
+    assert [one.text for one in finding.evidence] == [
+        "5 events that were not told, since too many waited",
+        "3 times a process was forgotten, since too many others came",
+    ]
 
 
 def test_a_load_that_the_driver_refused_later_is_told_of_no_more_than_the_hour() -> None:

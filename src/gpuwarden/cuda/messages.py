@@ -74,6 +74,8 @@ class TracerState(Fact, frozen=True, kw_only=True, tag="state"):
     """The probes are loaded, which waits for the first driver library."""
     counters: CallCounters = CallCounters()
     dropped_messages: int = 0
+    crowded_out: int = 0
+    """Processes whose handles and launches were forgotten, since too many others came."""
     problems: tuple[str, ...] = ()
     """Why calls are not seen, or not all of them."""
     unread: tuple[str, ...] = ()

@@ -370,6 +370,7 @@ class Tracer:
         return TracerState(
             attached=self._calls is not None,
             counters=CallCounters() if self._calls is None else self._calls.counters(),
+            crowded_out=self._processes.crowded_out,
             problems=tuple(self._problems.values()),
             unread=self._unread,
             without_library=without,

@@ -53,8 +53,7 @@ class CudaSight:
         if unseen:
             evidence = (Evidence(source="tracer", text=text) for text in unseen[:PROBLEMS_SHOWN])
             yield about_source(CUDA_CALLS_UNSEEN, SOURCE, evidence)
-        counters = side.state.counters
-        missed = side.book.missed + counters.dropped + side.state.dropped_messages
+        missed = sum(count for count, _ in _counts(side))
         if missed > self._missed:
             self._grew_at_ns = at_ns
         # A tracer that was started anew counts from zero.
@@ -76,13 +75,19 @@ def _unseen(side: CudaSide) -> Iterator[str]:
     yield from side.launch_problems
 
 
-def _missed(side: CudaSide) -> Iterator[Evidence]:
-    counters = side.state.counters
-    for count, what in (
+def _counts(side: CudaSide) -> tuple[tuple[int, str], ...]:
+    crowded_out = side.book.crowded_out + side.state.crowded_out
+    return (
         (side.book.missed, "modules of which bytes are missing"),
-        (counters.dropped, "calls that found no room in the ring"),
+        (side.state.counters.dropped, "calls that found no room in the ring"),
         (side.state.dropped_messages, "events that the agent did not take in time"),
-    ):
+        (side.untold_dropped, "events that were not told, since too many waited"),
+        (crowded_out, "times a process was forgotten, since too many others came"),
+    )
+
+
+def _missed(side: CudaSide) -> Iterator[Evidence]:
+    for count, what in _counts(side):
         if count:
             yield Evidence(source="tracer", text=f"{count} {what}")
     for key in side.book.known():
