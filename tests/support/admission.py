@@ -46,12 +46,14 @@ class Admission:
     def _compiled(self, one: dict[str, Any]) -> Any:
         return self._environment.compile(one["expression"])
 
-    def matches(self, new: Any, old: Any = None, *, subresource: str = "") -> bool:
+    def matches(
+        self, new: Any, old: Any = None, *, subresource: str = "", request: Any = None
+    ) -> bool:
         """Whether all match conditions hold for a creation, or an update when there is an old."""
-        request = {"operation": "CREATE" if old is None else "UPDATE"}
+        asked = {"operation": "CREATE" if old is None else "UPDATE", **(request or {})}
         if subresource:
-            request["subResource"] = subresource
-        data = {"object": new, "oldObject": old, "request": request}
+            asked["subResource"] = subresource
+        data = {"object": new, "oldObject": old, "request": asked}
         return all(_value(one, data) for one in self._conditions)
 
     def variables(self, new: Any) -> dict[str, Any]:
@@ -61,14 +63,23 @@ class Admission:
             values[name] = _value(expression, {"object": new, "variables": values})
         return values
 
-    def refusals(self, new: Any) -> list[str]:
-        """The messages of the validations that one object does not pass."""
-        data = {"object": new, "variables": self.variables(new)}
+    def refusals(self, new: Any, old: Any = None, *, request: Any = None) -> list[str]:
+        """The messages of the validations that one object does not pass, or fail on."""
+        data = {"object": new, "oldObject": old, "request": request}
+        data["variables"] = self.variables(new)
         return [
             message if told is None else str(_value(told, data))
             for expression, message, told in self._validations
-            if not _value(expression, data)
+            if not _passes(expression, data)
         ]
+
+
+def _passes(expression: Any, data: dict[str, Any]) -> bool:
+    """What fails is refused: the policies have the failurePolicy Fail."""
+    try:
+        return bool(_value(expression, data))
+    except ValueError:
+        return False
 
 
 def _value(expression: Any, data: dict[str, Any]) -> Any:
