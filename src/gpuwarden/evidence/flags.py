@@ -32,7 +32,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="the most that the archive holds (default: evidence.archive_mib of the policy)",
     )
     parser.add_argument(
-        "--no-memory", action="store_true", help="no memory of the processes, only facts and files"
+        "--no-memory",
+        action="store_true",
+        help="do not look for GPU modules in the processes' memory",
     )
     parser.add_argument(
         "--state",
