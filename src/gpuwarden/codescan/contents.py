@@ -17,7 +17,7 @@ from gpuwarden.code.located import Located, place_at
 from gpuwarden.code.module import Place, Problem
 from gpuwarden.codescan import images, tar, zips
 from gpuwarden.codescan.board import Board
-from gpuwarden.codescan.memory_windows import Memory, memory_modules
+from gpuwarden.codescan.memory_windows import Memory, Scratch, memory_modules
 from gpuwarden.codescan.module_answers import ModuleAnswers
 from gpuwarden.codescan.share import Share
 from gpuwarden.codescan.streams import (
@@ -57,6 +57,8 @@ NAME_LIMIT = 4096
 PROBLEMS_LIMIT = 1000
 SMALLEST_MODULE_BYTES = 16
 PIECE_BYTES = 4 << 20
+_scratch = Scratch()
+"""A child is at one task at a time, and keeps it for the next."""
 
 
 class Examiner:
@@ -108,7 +110,7 @@ class Examiner:
     def memory(self, task: MemoryTask, descriptor: int) -> None:
         """Answers for a process's memory."""
         self._what = "process"
-        memory = Memory(descriptor, task.spans, task.stop, self._board.count)
+        memory = Memory(descriptor, task.spans, task.stop, self._board.count, scratch=_scratch)
         with self._trouble_of(task.place, is_task=True):
             self._found(memory_modules(memory, task, self._bounds))
         self._done(task.number)

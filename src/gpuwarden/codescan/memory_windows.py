@@ -7,7 +7,9 @@ same. What vanishes while it is read is counted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +37,27 @@ TEXT_BEYOND_BYTES = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class Scratch:
+    """A buffer for one memory after the other; what was seen in it is gone with the next one.
+
+    Made once, on huge pages where the kernel has them: filling a new one page by page takes longer
+    than copying the memory.
+    """
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+
+    def of(self, size: int) -> memoryview:
+        """``size`` writable bytes of any content."""
+        if len(self._view) < size:
+            whole = mmap.mmap(-1, max(size, WINDOW_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(AttributeError, OSError):
+                whole.madvise(mmap.MADV_HUGEPAGE)
+            # The old one lives as long as anything looks into it.
+            self._view = memoryview(whole)
+        return self._view[:size]
+
+
 class MemoryWindow(Struct, frozen=True):
     """Part of the memory, valid until the next is asked for, and the address of its first byte."""
 
@@ -55,6 +78,8 @@ class Memory:
         spans: Sequence[Span],
         stop: int | None = None,
         told: Callable[[int], None] = lambda size: None,
+        *,
+        scratch: Scratch | None = None,
     ) -> None:
         """No window begins at ``stop`` or after; ``told`` is called with the size of each."""
         self._descriptor = descriptor
@@ -62,7 +87,7 @@ class Memory:
         self._stop = stop
         self._told = told
         self._starts = [span.start for span in spans]
-        self._buffer = bytearray()
+        self._scratch = scratch or Scratch()
         self.read_bytes = 0
         self.lost_bytes = 0
         """Of pages that were there when they were looked for and not when they were read."""
@@ -129,9 +154,7 @@ class Memory:
 
     def _filled(self, start: int, end: int) -> memoryview:
         size = end - start
-        if len(self._buffer) < size:
-            self._buffer = bytearray(max(size, WINDOW_BYTES))
-        data = memoryview(self._buffer)[:size]
+        data = self._scratch.of(size)
         done = start
         at = max(0, bisect_right(self._starts, start) - 1)
         while at < len(self._spans) and self._starts[at] < end:
