@@ -33,11 +33,11 @@ def written(path: Path, key: Any = None, *, count: int = 4) -> Path:
     journal = Journal(str(path), key=key)
     intent = None
     for number in range(count):
-        if intent is None and number + 1 < count:
-            intent = journal.intend("freeze", PID)
-        elif intent is not None:
-            journal.conclude(intent, f"{number} processes frozen", done=number % 4 != 3)
+        if intent is not None:
+            journal.conclude(intent, f"{number} processes frozen", done=number != 4)
             intent = None
+        elif number % 3 == 0 and number + 1 < count:
+            intent = journal.intend("freeze", PID)
         else:
             journal.append("refused", {"finding": "c0ffee"}, "the verdict does not allow it")
     return path

@@ -47,7 +47,7 @@ Signature = Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{128})?\Z")]
 _WORD = pattern(r"[a-z][a-z0-9-]{0,31}")
 _HEAD = pattern(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 _LENGTH = pattern(rb'\{"bytes":([1-9][0-9]{0,4}),')
-_TRAILER = pattern(rb',"signature":"(?:[0-9a-f]{128})?","hash":"[0-9a-f]{64}"\}')
+_END = pattern(rb'"hash":"[0-9a-f]{64}"\}')
 _CUT_LENGTH = pattern(rb'\{"bytes":(?:[1-9][0-9]{0,4})?')
 _PRINTABLE = pattern(rb"[\x20-\x7e]+")
 _HASH_BYTES = len(',"hash":""}') + 64
@@ -247,7 +247,8 @@ def whole(line: bytes) -> Entry | None:
 def is_cut_off(piece: bytes, number: int, previous: str) -> bool:
     """Whether the bytes are the beginning of the line of that entry, which has no end.
 
-    A line that is all there with something changed in it is none: it has its length or its end.
+    A line with something changed in it is none: it has its length, or its end. (One that lost a
+    piece from within its end may pass; then it counts as removed, which only a head shows.)
     """
     if not _PRINTABLE.fullmatch(piece) or len(piece) > LINE_LIMIT_BYTES:
         return False
@@ -261,4 +262,4 @@ def is_cut_off(piece: bytes, number: int, previous: str) -> bool:
     digits = piece[len(BEGIN) : length.end()]
     if not digits or not (rest.startswith(names) or names.startswith(rest)):
         return False
-    return len(rest) - 1 < int(digits) and not _TRAILER.search(piece)
+    return len(rest) - 1 < int(digits) and not _END.search(piece)
