@@ -206,6 +206,21 @@ def test_one_that_has_ended_and_one_that_was_never_there_are_not_held() -> None:
             pass
 
 
+def test_what_was_read_of_a_number_counts_only_while_its_process_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host()
+    with sleeping() as process:
+        found = read_identity(host, process.pid, NO_COUNTS)
+        with hold(host, found, NO_COUNTS) as held:
+            process.kill()
+            process.wait()
+            # As another process with the same number and looks would be read.
+            monkeypatch.setattr(identity, "read_identity", lambda *_: found)
+            with pytest.raises(Changed, match="ended"):
+                held.check()
+
+
 def test_nothing_is_held_on_a_recorded_machine(tmp_path: Path) -> None:
     recorded = Host(str(tmp_path))
     with pytest.raises(Unavailable, match="not this machine"), hold(recorded, HELD, NO_COUNTS):
