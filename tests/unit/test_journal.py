@@ -70,25 +70,6 @@ def test_a_line_shows_on_a_terminal_and_does_nothing_there(tmp_path: Path) -> No
     assert all(byte == 0x0A or 0x20 <= byte < 0x7F for byte in text)
 
 
-def test_anybody_can_check_the_hash_and_the_signature_of_a_line(tmp_path: Path) -> None:
-    """As the page says, with sha256sum and openssl alone."""
-    private, public = make_key()
-    (tmp_path / "k.pem").write_bytes(public)
-    (tmp_path / "k.key").write_bytes(private)
-    (tmp_path / "k.key").chmod(0o600)
-    path = tmp_path / "journal"
-    Journal(str(path), key=signing_key(str(tmp_path / "k.key"))).append("deny", {"pod": "a/b"})
-    script = """
-        line=$(head -n 1 journal)
-        [ "$(printf %s "${line%,\\"hash\\"*}" | sha256sum | cut -d ' ' -f 1)" = \
-          "$(printf %s "$line" | sed 's/.*"hash":"\\(.*\\)"}/\\1/')" ] || exit 1
-        printf %s "${line%,\\"signature\\"*}" >signed
-        printf %s "$line" | sed 's/.*"signature":"\\([0-9a-f]*\\)".*/\\1/' | xxd -r -p >signature
-        openssl pkeyutl -verify -rawin -pubin -inkey k.pem -in signed -sigfile signature
-    """
-    subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
-
-
 def test_who_asked_is_the_kernels_word_and_sudos_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "x" * 5000)
     who = asker("watch")
