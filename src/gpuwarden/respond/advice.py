@@ -41,7 +41,8 @@ def _whom_to_ask(found: Found, others: Sequence[Other]) -> Iterator[str]:
     contact = target.contact or (workload.contact if workload is not None else None)
     process = target.process
     login = process.login_user if process is not None else None
-    who = owner or login or (process.user if process is not None else None)
+    user = process.user if process is not None and process.uid not in (None, 0) else None
+    who = owner or login or user
     if who is None:
         yield "No owner is known: look at its parents and its place above."
     else:

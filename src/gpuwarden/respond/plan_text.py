@@ -16,11 +16,13 @@ NARROWEST = 60
 EVIDENCE_SHOWN = 10
 OTHERS_SHOWN = 8
 ARGV_SHOWN = 200
+COMMANDS = ("gpuwarden ", "scontrol ", "kubectl ")
+"""How undoing by a command begins."""
 STYLES = {"info": "green", "warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 def render(plan: Plan, *, width: int, colour: bool) -> str:
-    """The whole plan; lines of at most ``width`` cells."""
+    """The whole plan; lines of at most ``width`` cells, but for commands."""
     sheet = Sheet(max(width, NARROWEST), colour=colour)
     _head(sheet, plan)
     _why(sheet, plan)
@@ -158,12 +160,24 @@ def _step(sheet: Sheet, number: int, planned: PlannedStep) -> None:
     for line in hurts[1:]:
         sheet.add(line, indent=7, hang=2)
     if step.undo:
-        sheet.add(f"undo: {step.undo}", indent=5, hang=2)
+        _undo(sheet, step.undo, indent=5)
     if planned.command:
-        sheet.add(f"$ {planned.command}", indent=5, hang=2, style="bold")
+        _whole(sheet, f"$ {planned.command}", indent=5)
     else:
         for command in step.commands:
-            sheet.add(f"by hand: {command}", indent=5, hang=2, style="bold")
+            _whole(sheet, f"by hand: {command}", indent=5)
+
+
+def _undo(sheet: Sheet, undo: str, *, indent: int) -> None:
+    if undo.startswith(COMMANDS):
+        _whole(sheet, f"undo: {undo}", indent=indent)
+    else:
+        sheet.add(f"undo: {undo}", indent=indent, hang=2)
+
+
+def _whole(sheet: Sheet, line: str, *, indent: int) -> None:
+    """A line with a command in it: not wrapped, so that it can be copied."""
+    sheet.columns([[" " * indent + line]], [0], right=frozenset(), styles=["bold"])
 
 
 def _not_done(sheet: Sheet, plan: Plan) -> None:
@@ -211,5 +225,5 @@ def render_tried(name: StepName, tried: Tried, *, width: int, colour: bool) -> s
         for line in tried.outcome.lines:
             sheet.add(line, indent=2, hang=2)
         if tried.outcome.undo:
-            sheet.add(f"undo: {tried.outcome.undo}", indent=2, hang=2, style="bold")
+            _undo(sheet, tried.outcome.undo, indent=2)
     return sheet.text()

@@ -1,0 +1,193 @@
+"""`gpuwarden respond` denies a real container: by the daemon, across its restart, and by pins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden import control
+from gpuwarden.respond import pinned_denials
+from tests.support.containers import Podman, wait_until
+from tests.support.opener_images import opener_images
+from tests.support.packages import require_root
+from tests.support.probes import ROOT, node
+from tests.support.respond_commands import bpf_file_system, respond
+from tests.support.watching import GPU, watching
+
+pytestmark = pytest.mark.real
+
+IMAGE = "localhost/gpuwarden-respond:1"
+HOLDS = (
+    "busybox mkdir /tmp/.cache && busybox cp /bin/busybox /tmp/.cache/sleep && "
+    "exec 3</dev/gpu; exec /tmp/.cache/sleep 1000"
+)
+"""In a hidden place: with a container that nobody gave the device to, that is a rogue one."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    require_root()
+    with opener_images(tmp_path_factory.mktemp("e"), IMAGE) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return node(tmp_path_factory.mktemp("n") / "gpu", GPU)
+
+
+@pytest.fixture
+def start(engine: Podman, gpu: Path) -> Callable[[], tuple[str, int]]:
+    """Starts a container that holds the device; its id and its first process."""
+
+    def started() -> tuple[str, int]:
+        device = f"{gpu}:/dev/gpu:rwm"
+        identity = engine.start(IMAGE, "--device", device, command=("sh", "-c", HOLDS))
+        pid = engine.pid(identity)
+        wait_until(lambda: ".cache" in os.readlink(f"/proc/{pid}/exe"), "holding the device")
+        return identity, pid
+
+    return started
+
+
+@pytest.fixture
+def pins() -> Iterator[None]:
+    with bpf_file_system():
+        try:
+            yield
+        finally:
+            for one in pinned_denials.denied():
+                pinned_denials.allow([one.group])
+
+
+def opened(engine: Podman, identity: str) -> int:
+    """How many of three opens in a container worked."""
+    return int(engine("exec", identity, "/bin/opener", "open", "/dev/gpu", "3"))
+
+
+def entries(state: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (state / "journal").read_text().splitlines()]
+
+
+def allow_by(line: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command that undoes a denial, as it was printed."""
+    words = shlex.split(line[line.index("gpuwarden respond") :])
+    at = words.index("--allow")
+    return respond(directory, "--allow", words[at + 1], "--yes", check=0)
+
+
+def undo_in(text: str) -> str:
+    return next(line for line in text.splitlines() if "--allow" in line and "undo" in line)
+
+
+def test_by_the_daemon_until_it_is_taken_back_and_across_its_restart(
+    engine: Podman, start: Callable[[], tuple[str, int]], tmp_path: Path
+) -> None:
+    (named, pid), (other, _) = start(), start()
+    with watching(tmp_path) as agent:
+        assert opened(engine, named) == 3
+        plan = respond(tmp_path, str(pid), check=1)
+        assert "ROGUE-CONTAINER" in plan.stdout and "--do deny" in plan.stdout
+
+        done = respond(tmp_path, str(pid), "--do", "deny", "--yes", "--reason", "T-7", check=0)
+        words = " ".join(done.stdout.split())
+        assert "by the daemon" in words and "open already stay open" in words
+        assert [opened(engine, one) for one in (named, other)] == [0, 3]
+        assert os.path.exists(f"/proc/{pid}/fd/3")
+        agent.wait(lambda: agent.findings("denied_on_request"), "its finding")
+        found = agent.findings("denied_on_request")[-1]
+        assert named[:12] in found["subject"]["name"] and "T-7" in json.dumps(found["evidence"])
+        assert list((tmp_path / "evidence").iterdir())
+        agent.kill()
+    assert opened(engine, named) == 3
+
+    with watching(tmp_path) as agent:
+        assert [opened(engine, one) for one in (named, other)] == [0, 3]
+        listed = respond(tmp_path, "--denied", check=0).stdout
+        assert named[:12] in listed and "by daemon" in listed
+        allow_by(undo_in(done.stdout), tmp_path)
+        assert opened(engine, named) == 3
+        assert respond(tmp_path, "--denied", check=0).stdout == "nothing is denied on request\n"
+        agent.wait(
+            lambda: agent.findings("denied_on_request")[-1]["status"] == "resolved", "its end"
+        )
+    stages = [(one["action"], one["stage"]) for one in entries(tmp_path / "state")]
+    assert [one for one in stages if one[0] != "evidence"] == [
+        ("deny", "intent"), ("deny", "done"), ("allow", "done"),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("pins")
+def test_without_a_daemon_by_pins_that_outlive_the_command(
+    engine: Podman, start: Callable[[], tuple[str, int]], tmp_path: Path
+) -> None:
+    (named, pid), (other, _) = start(), start()
+    done = respond(tmp_path, str(pid), "--do", "deny", "--yes", check=0)
+    assert "pinned in /sys/fs/bpf/gpuwarden-respond" in " ".join(done.stdout.split())
+    assert [opened(engine, one) for one in (named, other)] == [0, 3]
+    again = respond(tmp_path, str(pid), "--do", "deny", "--yes", check=1)
+    assert "denied already" in again.stdout
+    assert "/sys/fs/bpf" in respond(tmp_path, "--denied", check=0).stdout
+    allow_by(undo_in(done.stdout), tmp_path)
+    assert opened(engine, named) == 3
+    assert not os.path.exists(pinned_denials.DIRECTORY)
+
+    # By the process, too, which is undoing: no evidence, no verdict is asked for.
+    respond(tmp_path, str(pid), "--do", "deny", "--yes", check=0)
+    assert opened(engine, named) == 0
+    respond(tmp_path, str(pid), "--do", "allow", "--yes", check=0)
+    assert opened(engine, named) == 3
+
+
+def test_the_group_of_our_own_shell_is_not_denied(gpu: Path, tmp_path: Path) -> None:
+    """A process outside of any container, in the group that this test is in."""
+    hidden = tmp_path / ".cache/x"
+    hidden.parent.mkdir()
+    hidden.write_bytes(Path("/bin/sleep").read_bytes())
+    hidden.chmod(0o755)
+    with gpu.open("rb") as held:
+        process = subprocess.Popen([hidden, "1000"], pass_fds=(held.fileno(),))
+        try:
+            hidden.unlink()
+            done = respond(tmp_path, str(process.pid), "--do", "deny", "--yes")
+            assert done.returncode == 1, done.stdout
+            assert "REFUSED" in done.stdout
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_nobody_but_root_is_answered(tmp_path: Path) -> None:
+    script = (
+        "import sys; from gpuwarden.control import Request; "
+        "from gpuwarden.respond.control_client import ask; "
+        "print(ask(sys.argv[1], Request(action='status')))"
+    )
+
+    def as_nobody(path: str) -> str:
+        argv = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        done = subprocess.run(
+            [*argv, sys.executable, "-c", script, path],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+        return done.stdout + done.stderr
+
+    with watching(tmp_path) as agent:
+        path = control.socket_of(str(agent.state))
+        assert "only root may ask" in as_nobody(path)
+        # Even where somebody has opened it to others.
+        for one in (*list(Path(path).parents)[:3], Path(path)):
+            one.chmod(0o777 if one == Path(path) else 0o755)
+        assert "only root may ask" in as_nobody(path)
+        assert "done=False" in as_nobody(path)
