@@ -117,9 +117,10 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 def test_scripts_are_written_where_asked_and_run_by_anyone(tmp_path: Path) -> None:
-    _, text, _ = run("-o", str(tmp_path), "--program", "/bin/sh", "--root", str(tmp_path))
+    folder = tmp_path / "made"
+    _, text, _ = run("-o", str(folder), "--program", "/bin/sh", "--root", str(tmp_path))
     for phase in ("prolog", "epilog"):
-        path = tmp_path / f"gpuwarden-{phase}"
+        path = folder / f"gpuwarden-{phase}"
         assert str(path) in text
         assert path.stat().st_mode & 0o777 == 0o755
         assert f"phase={phase}\n" in path.read_text()
@@ -143,7 +144,7 @@ def test_a_program_that_others_can_replace_is_told(tmp_path: Path) -> None:
         ("--program", "/bin/x", "--policy", "policy.yaml"),
         ("--program", "/bin/x", "--log", "a.log"),
         ("--job", "12"),
-        ("-o", "/nonexistent", "--program", "/bin/x"),
+        ("-o", "/dev/null/scripts", "--program", "/bin/x"),
         ("--check", "epilog"),
         ("--check", "epilog", "--job", "12;reboot"),
         ("--check", "epilog", "--job", "0"),

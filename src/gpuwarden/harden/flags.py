@@ -57,7 +57,10 @@ def _looking(parser: argparse.ArgumentParser) -> None:
 
 def _slurm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", metavar="DIR", help="write the scripts there instead of printing them"
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="write the scripts there (made if need be), not to stdout",
     )
     parser.add_argument(
         "--drain",

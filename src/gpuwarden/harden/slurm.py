@@ -191,8 +191,10 @@ def _absolute(flag: str, path: str | None) -> str | None:
 
 
 def _written(folder: str, texts: Mapping[str, str]) -> Iterator[str]:
-    if not os.path.isdir(folder):
-        raise UsageError(f"-o {folder}: not a directory")
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"-o {folder}: {error.strerror}") from error
     for name, text in texts.items():
         path = os.path.join(folder, name)
         write_whole(path, [text.encode()], mode=0o755)
