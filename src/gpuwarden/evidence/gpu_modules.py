@@ -40,7 +40,7 @@ TOTAL_LIMIT_BYTES: Final = 1 << 30
 FILES_LIMIT: Final = 8192
 SECONDS: Final = 60.0
 """After which nothing more is begun; what is left is told as not seen."""
-JUDGING_SECONDS: Final = 1.0
+JUDGING_SECONDS: Final = 0.5
 """Of one child, for what unknown code computes: digests come first."""
 TOLD_LIMIT: Final = 100_000
 SIGHTINGS_TOLD: Final = 16

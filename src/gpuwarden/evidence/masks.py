@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gpuwarden.pattern import pattern
@@ -54,9 +55,7 @@ _TOKENS = pattern(
     r"|eyJ[\w-]{8,4096}\.[\w-]{2,8192}(?:\.[\w-]{0,4096})?"
     r")"
 )
-_PEM = pattern(
-    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----([^-]{1,65536})(?:-----END [A-Z ]{0,40}KEY-----)?"
-)
+_PEM = pattern(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?!MASKED-)([^-]{1,65536})")
 _BEARER = pattern(r"(?i)(?<![a-z])(?:bearer|basic)[ \t]{1,4}([\w.~+/=-]{6,4096})")
 # name=value and "name": "value" in any text; a name is only looked for where one begins.
 _NAMED = pattern(r"(?<![\w.-])([\w.-]{1,128}+)([\"']?[ \t]{0,4}+[=:][ \t]{0,4}+)")
@@ -75,10 +74,11 @@ _HOOK = pattern(
 
 
 def masked(text: str) -> str:
-    """What stands in the place of ``text``."""
-    return MASK.format(len(text))
+    """What stands in the place of ``text``; what is masked already stays."""
+    return text if _is_mask(text) else MASK.format(len(text))
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether what is called so is a secret: ``HF_TOKEN``, ``--api-key``, ``dbPassword``."""
     if name in _NAMES_OF_NO_SECRET:
@@ -86,7 +86,8 @@ def is_secret_name(name: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(name[:256])]
     joined = "".join(words)
     last = next((word for word in reversed(words) if not word.isdigit()), "")
-    return last in _LAST_WORDS or any(part in joined for part in _ANYWHERE)
+    ends_so = joined.endswith(("pass", "token", "apikey"))
+    return last in _LAST_WORDS or ends_so or any(part in joined for part in _ANYWHERE)
 
 
 def mask_text(text: str) -> str:
@@ -127,7 +128,7 @@ def _is_mask(text: str) -> bool:
 def mask_variable(name: str, value: str) -> str:
     """The value of a variable as it may be kept."""
     if is_secret_name(name) and value:
-        return value if _is_mask(value) else masked(value)
+        return masked(value)
     kept = mask_text(value)
     if kept is value and not _SETTINGS.fullmatch(name) and _is_random(name, value):
         return masked(value)
@@ -157,7 +158,7 @@ def mask_arguments(argv: Sequence[str]) -> tuple[str, ...]:
     for number, word in enumerate(argv):
         option = _OPTION.fullmatch(word) if number else None
         if is_secret and word and not (option and len(word) < 40) and not _NUMBER.fullmatch(word):
-            kept.append(word if _is_mask(word) else masked(word))
+            kept.append(masked(word))
             is_secret = False
             continue
         is_secret = option is not None and is_secret_name(option[1])

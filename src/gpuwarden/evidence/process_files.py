@@ -12,7 +12,7 @@ from gpuwarden.outputs.words import escape
 from gpuwarden.sensors.process import exec_mark
 from gpuwarden.sensors.process.formats import ARGV_LIMIT_BYTES, parse_argv
 
-ENVIRONMENT_LIMIT_BYTES = 4 << 20
+ENVIRONMENT_LIMIT_BYTES = 2 << 20
 VARIABLES_LIMIT = 20_000
 VALUE_LIMIT = 32 << 10
 TEXT_LIMIT = 4096
