@@ -126,6 +126,25 @@ def test_a_failed_sensor_is_unknown_and_not_empty() -> None:
     assert found.unknown == ("who is on the GPUs: holders: no answer",)
 
 
+def test_a_container_that_is_left_over_is_told_also_without_a_controller() -> None:
+    for state, phase in (("ok", "prolog"), ("ok", "epilog"), ("failed", "epilog")):
+        made = node(state=state)  # type: ignore[arg-type]
+        made.container("box")
+        made.process(900, container="box", user="root")
+        made.client(900, 0)
+        (left,) = at(made, phase).left  # type: ignore[arg-type]
+        assert left.verdict == "rogue-container"
+
+
+def test_the_system_s_own_processes_belong_there() -> None:
+    made = node()
+    made.process(950, exe="/usr/bin/nvidia-cuda-mps-server", user="root", loginuid=-1)
+    made.client(950, 0)
+    assert judge(made.snapshot(), Policy()).rows[0].verdict == "system"
+    assert at(made, "epilog") == Look()
+    assert at(made, "prolog") == Look()
+
+
 def test_memory_that_nobody_holds_is_left() -> None:
     made = NodeBuilder()
     made.gpu(0, memory_used_bytes=40 << 30)
