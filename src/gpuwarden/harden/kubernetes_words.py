@@ -104,8 +104,8 @@ def before_egress(taken_at_ns: Sequence[int]) -> Iterator[str]:
     yield (
         f"Egress as it was seen in {count} recording{'s' if count != 1 else ''}, {span}. WARNING: "
         "what is rare was not seen: a checkpoint once a night, a licence server, another node. "
-        "Each becomes a failure under this policy. Record for days (gpuwarden snapshot, --from), and "
-        "read the list before you apply it."
+        "Each becomes a failure under this policy. Record for days (gpuwarden snapshot, --from) "
+        "and read the list before you apply it."
     )
     yield (
         "Only GPU processes are seen, not their pods' other containers. A policy needs a network "
