@@ -54,6 +54,18 @@ def _hold_jobs(settings: Settings, rows_of: RowsOf) -> Actor:
     return HoldJobs(settings.host)
 
 
+def _cordon(settings: Settings, rows_of: RowsOf) -> Actor:
+    from gpuwarden.respond.kubernetes import Cordon
+
+    return Cordon()
+
+
+def _delete_pod(settings: Settings, rows_of: RowsOf) -> Actor:
+    from gpuwarden.respond.kubernetes import DeletePod
+
+    return DeletePod(settings.within_seconds)
+
+
 def _kill(settings: Settings, rows_of: RowsOf) -> Actor:
     from gpuwarden.respond.killing import Kill
 
@@ -77,7 +89,9 @@ ACTORS: tuple[tuple[StepName, Maker], ...] = (
     ("deny", _deny),
     ("allow", _allow),
     ("hold-jobs", _hold_jobs),
+    ("cordon", _cordon),
     ("kill", _kill),
+    ("delete-pod", _delete_pod),
     ("drain-node", _drain_node),
 )
 

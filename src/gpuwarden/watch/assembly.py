@@ -94,5 +94,6 @@ def enforce(agent: Agent) -> None:
         agent.workers["doorman"],
         dry_run=agent.options.dry_run,
         tell=agent.say,
+        asked=agent.responses.is_asked_for,
     )
     agent.denying.begin(pin=agent.options.pin)

@@ -185,6 +185,10 @@ class ControlSide:
                 continue
             with connection, contextlib.suppress(OSError):
                 answer = self._answered(connection)
+                # What was not read would turn the answer into a reset.
+                connection.settimeout(0)
+                with contextlib.suppress(BlockingIOError):
+                    connection.recv(control.MESSAGE_LIMIT_BYTES)
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(msgspec.json.encode(answer))
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from gpuwarden.finding import Finding
+from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.watch import control
 from gpuwarden.watch.evidence_findings import EVIDENCE_RULES
 from gpuwarden.watch.evidence_side import EvidenceSide
@@ -41,6 +42,10 @@ class ResponseSide:
     def pids(self) -> set[int]:
         """Processes of our own."""
         return self._evidence.pids
+
+    def is_asked_for(self, group: GroupKey) -> bool:
+        """Whether somebody asked for a group's denial, which the policy's side leaves alone."""
+        return group in self._control.denials
 
     def turn(self) -> None:
         """Answers what was asked."""
