@@ -173,6 +173,7 @@ def test_a_process_is_held_and_signalled() -> None:
         status = os.stat(f"/proc/{process.pid}/exe")
         assert found.exe_inode == status.st_ino
         with hold(host, found, NO_COUNTS) as held:
+            assert "addresses alone" in held.weaker
             assert not held.has_ended()
             held.send(signal.SIGTERM)
             assert held.has_ended(5)

@@ -106,6 +106,8 @@ class Freeze:
         if why := untouchable.reason(identity.pid):
             return Outcome(step="freeze", done=False, lines=(f"not frozen: it is {why}",))
         with hold(self._host, identity, self._counts) as held:
+            if held.weaker:
+                tell(held.weaker)
             group, why, _ = self._choose(target, untouchable)
             if group is not None:
                 outcome = self._freeze_group(target, held, group, tell)

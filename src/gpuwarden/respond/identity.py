@@ -159,6 +159,14 @@ class HeldProcess:
     def pid(self) -> int:
         return self.identity.pid
 
+    @property
+    def weaker(self) -> str:
+        """Why an exec can only be told by the mark; empty where the kernel's count was compared."""
+        if self.identity.exec_count is not None and not self.counts.unavailable:
+            return ""
+        why = self.counts.unavailable or "what was judged has no count"
+        return f"execs are told by addresses alone, not by the kernel's count: {why}"
+
     def has_ended(self, within_seconds: float = 0.0) -> bool:
         """Whether all its threads have ended, waiting so long for it; a zombie has ended."""
         poll = select.poll()

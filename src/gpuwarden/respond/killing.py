@@ -100,6 +100,8 @@ class Kill:
         if why := untouchable.reason(pid):
             return Outcome(step="kill", done=False, lines=(f"not ended: it is {why}",))
         with hold(self._host, target.identity, self._counts) as held:
+            if held.weaker:
+                tell(held.weaker)
             before = self._look()
             if before.unseen and not before.gpus:
                 before = GpuUse(target.snapshot.gpus, target.snapshot.clients, before.unseen)
