@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ from msgspec.structs import replace
 from gpuwarden import snapshot, tar_format
 from gpuwarden.cli import main
 from gpuwarden.errors import Malformed
-from gpuwarden.evidence import writing
+from gpuwarden.evidence import archive, flags, writing
 from gpuwarden.evidence.archive import ArchiveWriter
 from gpuwarden.evidence.manifest import Machine, Subject
 from gpuwarden.evidence.wanted import Wanted
 from gpuwarden.model import NodeFacts, Snapshot
+from gpuwarden.policy import Evidence
+from gpuwarden.watch import evidence_side
 from tests.support.archives import (
     ACCOUNT,
     LIMIT_BYTES,
@@ -249,3 +253,26 @@ def test_the_archive_of_this_very_process_is_found(tmp_path: Path) -> None:
     assert found() == str(tmp_path / "out" / names[0])
     newest.write_bytes(b"junk")
     assert found() == str(tmp_path / "out" / names[0])
+
+
+# ---------------------------------------------------------------------------------- the page
+
+
+def test_the_page_names_the_flags_and_the_limits_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
+    parser = argparse.ArgumentParser()
+    flags.add_flags(parser)
+    hidden = {"--by-watch", "--help"}
+    there = {one for one in parser._option_string_actions if one.startswith("--")} - hidden
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page)) - {"--password"}
+    # The short name is the one that people write.
+    assert named == there - {"--output"}
+    text = " ".join(page.split())
+    for limit in (
+        f"{archive.DISK_RESERVE_BYTES >> 20} MiB of the disk stay free",
+        f"{evidence_side.QUEUE_LIMIT} waiting at most",
+    ):
+        assert limit in text
+    assert evidence_side.DEADLINE_SECONDS == 120 and "within two minutes" in text
+    assert evidence_side.TOLD_NS == 3600 * 10**9 and "a finding for an hour" in text
+    assert f"`evidence.archive_mib` ({Evidence().archive_mib})" in text
