@@ -195,10 +195,11 @@ class ControlSide:
     def _answered(self, connection: socket.socket) -> Answer:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         _, uid, _ = _PEER.unpack(peer)
-        if uid != 0:
-            return Answer(done=False, error="only root may ask")
         try:
-            request = msgspec.json.decode(_read(connection), type=Request)
+            data = _read(connection)
+            if uid != 0:
+                return Answer(done=False, error="only root may ask")
+            request = msgspec.json.decode(data, type=Request)
         except (GpuwardenError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             return Answer(done=False, error=f"no request: {error}")
         if len(request.groups) > GROUPS_LIMIT:
