@@ -42,6 +42,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
         pod({}, ephemeralContainers=[{"name": "e", "securityContext": {"privileged": True}}]),
         {"privileged": ["e"]},
     ),
+    "a capability as good as privileged": (
+        pod({"securityContext": {"capabilities": {"add": ["NET_ADMIN", "SYS_ADMIN"]}}}),
+        {"adminCapability": ["c0"]},
+    ),
+    "all capabilities": (
+        pod({"securityContext": {"capabilities": {"add": ["cap_All"]}}}),
+        {"adminCapability": ["c0"]},
+    ),
     "variable": (pod({"env": ALL}), {"visibleDevices": ["c0"]}),
     "variable in an init container": (
         pod({"resources": GPU}, initContainers=[{"name": "i", "env": ALL}]),
@@ -168,6 +176,9 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "empty": pod({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": ""}]}),
     "no value": pod({"env": [{"name": "NVIDIA_VISIBLE_DEVICES"}]}),
     "another variable": pod({"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "all"}]}),
+    "other capabilities": pod(
+        {"securityContext": {"capabilities": {"add": ["IPC_LOCK", "SYS_ADMINS"], "drop": ["ALL"]}}}
+    ),
     "not privileged": pod({"securityContext": {"privileged": False}}),
     "no volumes of the host": pod(volumes=[{"name": "v", "emptyDir": {}}]),
     "another directory": pod(volumes=[volume("/data/dev/nvidia0")]),

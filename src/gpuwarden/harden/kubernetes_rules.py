@@ -52,6 +52,8 @@ VISIBLE_DEVICES: Final = (
     "HABANA_VISIBLE_DEVICES",
 )
 """Variables by which a container asks its runtime for accelerators, past the kubelet."""
+ADMIN_CAPABILITIES: Final = "(?i)^(cap_)?(sys_admin|all)$"
+"""Runtimes take them in any case, some with the kernel's prefix."""
 NO_DEVICES: Final = ("void", "none", "")
 DEVICE_ANNOTATIONS: Final = (
     "cdi.k8s.io",
@@ -161,6 +163,15 @@ def _container_rules() -> Sequence[Rule]:
             "securityContext.privileged and request a GPU in resources.limits",
         ),
         Rule(
+            "adminCapability",
+            CONTAINERS,
+            "c",
+            "c.name",
+            Some("c.securityContext.capabilities.add", "k", Matches("k", ADMIN_CAPABILITIES)),
+            "With SYS_ADMIN a container gets at its own device rules, and NVIDIA's runtime takes "
+            "it for privileged. Leave SYS_ADMIN and ALL out of capabilities.add",
+        ),
+        Rule(
             "visibleDevices",
             CONTAINERS,
             "c",
@@ -243,6 +254,7 @@ def _pod_rules(runtime_classes: str) -> Sequence[Rule]:
         for name in (
             "requesting",
             "privileged",
+            "adminCapability",
             "visibleDevices",
             "devicesByMount",
             "hostPathDevice",
