@@ -10,12 +10,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.packages import require
 from tests.support.slurm import NODE_NAME, SlurmNode, running_slurm
-from tests.support.watching import GPU, devices_file
+from tests.support.watching import GPU
 
 pytestmark = pytest.mark.real
 
@@ -82,6 +85,63 @@ class Site:
         self.slurm.wait_for(lambda: self.state()[0] == "idle", "the node to be idle")
 
 
+def write_program(folder: Path, name: str, *mounts: tuple[Path, str]) -> str:
+    """gpuwarden for the scripts, with a view of the machine of its own; its path.
+
+    Its /proc/devices takes the tests' device for a GPU's. A test machine's first process may have
+    rights that its root has not, and then its descriptors are rightly said not to be seen.
+    """
+    empty, nothing = folder / "empty", folder / "nothing"
+    empty.mkdir(exist_ok=True)
+    nothing.touch()
+    view = [(folder / "devices", "/proc/devices"), (empty, "/proc/1/fd"), (nothing, "/proc/1/maps")]
+    binds = " && ".join(f"mount --bind {one} {place}" for one, place in (*view, *mounts))
+    program = folder / name
+    program.write_text(
+        f"""#!/bin/sh
+exec unshare --mount --propagation private sh -c \\
+    '{binds} && cd {REPOSITORY} && exec "$@"' sh \\
+    env PYTHONPATH=src {sys.executable} -m gpuwarden "$@"
+"""
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+CONSOLES = 7
+"""Another device that opens, /dev/vcs and /dev/vcs1: other tests may hold the usual one."""
+
+
+def write_devices(folder: Path) -> int:
+    """A /proc/devices with one accelerator's driver; its major, that of a device that opens."""
+    major = CONSOLES if Path("/dev/vcs1").exists() else GPU[0]
+    text = f"Character devices:\n  1 mem\n{major:3} nvidia-frontend\n\nBlock devices:\n"
+    (folder / "devices").write_text(text)
+    return major
+
+
+@contextmanager
+def hanging(path: Path) -> Iterator[Path]:
+    """A program that hangs as badly as it can; what it left is ended on the way out.
+
+    It will not be ended by a signal that it can ignore, and a child of it keeps every descriptor.
+    """
+    pids = Path(f"{path}.pids")
+    path.write_text(
+        f"#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\necho $! >>{pids}\nexec sleep 300\n"
+    )
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        for pid in pids.read_text().split() if pids.exists() else ():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        pids.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="gpuwarden-scripts-"))
@@ -92,24 +152,10 @@ def site() -> Iterator[Site]:
         "PrologFlags": "Alloc",
         "PrologEpilogTimeout": str(TIMEOUT_SECONDS),
     }
-    program = folder / "gpuwarden"
-    devices = devices_file(folder)
-    # Its /proc/devices alone takes the tests' device for a GPU's. A test machine's first process may
-    # have rights that its root has not, and then its descriptors are rightly said not to be seen.
-    empty, nothing = folder / "empty", folder / "nothing"
-    empty.mkdir()
-    nothing.touch()
-    program.write_text(
-        f"""#!/bin/sh
-exec unshare --mount --propagation private sh -c \\
-    'mount --bind {devices} /proc/devices && mount --bind {empty} /proc/1/fd &&
-     mount --bind {nothing} /proc/1/maps && cd {REPOSITORY} && exec "$@"' sh \\
-    env PYTHONPATH=src {sys.executable} -m gpuwarden "$@"
-"""
-    )
-    program.chmod(0o755)
+    major = write_devices(folder)
+    write_program(folder, "gpuwarden")
     try:
-        with running_slurm(gpu_major=GPU[0], settings=settings) as slurm:
+        with running_slurm(gpu_major=major, settings=settings) as slurm:
             yield Site(slurm, folder)
     finally:
         shutil.rmtree(folder)
@@ -207,27 +253,29 @@ def test_a_dead_controller_makes_it_unknown_and_never_drains(site: Site, drain: 
     assert site.state() == ("idle", "none")
 
 
-def test_a_scontrol_that_hangs_does_not_hold_up_an_epilog(site: Site) -> None:
-    # As bad as it can be: it ignores to be ended, and a child of it keeps every descriptor open.
-    program = site.folder / "hanging"
-    program.write_text(
-        "#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\necho $! >>$0.pids\nsleep 300\n"
-    )
-    program.chmod(0o755)
-    site.install("--deadline", "4", program=str(program))
-    begun = time.monotonic()
-    try:
+def test_commands_of_slurm_that_hang_make_it_unknown_in_time(site: Site) -> None:
+    with hanging(site.folder / "command") as command:
+        mounts = [(command, f"/usr/bin/{name}") for name in ("scontrol", "squeue")]
+        site.install("--drain", program=write_program(site.folder, "without-answer", *mounts))
+        begun = time.monotonic()
+        code, _ = run_script(site, "epilog", "4000000")
+        assert code == 0
+        assert time.monotonic() - begun < TIMEOUT_SECONDS
+        lines = site.said("epilog", "4000000")
+        assert all(line.startswith("unknown: what Slurm's jobs are: ") for line in lines), lines
+    assert site.state() == ("idle", "none")
+
+
+def test_a_check_that_hangs_does_not_hold_up_an_epilog(site: Site) -> None:
+    with hanging(site.folder / "hanging") as program:
+        site.install("--deadline", "4", program=str(program))
         job = site.run("true")
-        assert time.monotonic() - begun < 2 * TIMEOUT_SECONDS
         for phase in ("prolog", "epilog"):
             (line,) = site.said(phase, job)
             assert line == "unknown: the check ended with 137 (124 or 137: out of time)"
         assert site.state() == ("idle", "none")
         # slurmd did not have to end them itself.
         assert "timeout" not in site.slurm.logs().lower()
-    finally:
-        for pid in (site.folder / "hanging.pids").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_a_program_that_breaks_down_drains_nothing(site: Site) -> None:
@@ -239,6 +287,53 @@ def test_a_program_that_breaks_down_drains_nothing(site: Site) -> None:
     (line,) = site.said("epilog", job)
     assert line.startswith("unknown: the check ended with 1 and no finding")
     assert site.state() == ("idle", "none")
+
+
+def test_what_stands_in_the_environment_is_not_run_and_not_believed(site: Site) -> None:
+    mark = site.folder / "mark"
+    code, _ = run_script(
+        site,
+        "epilog",
+        "4000000",
+        SLURM_JOB_GPUS=f"0;touch {mark}$(touch {mark})`touch {mark}`",
+        PATH=str(site.folder),
+        IFS="/",
+        ENV=str(mark),
+        PYTHONPATH=str(site.folder),
+        SLURM_JOB_COMMENT=f"$(touch {mark})",
+    )
+    assert code == 0
+    assert not mark.exists()
+    assert any("every GPU is looked at" in line for line in site.said("epilog", "4000000"))
+    code, _ = run_script(site, "prolog", f"12\nroot: ok; touch {mark}")
+    assert code == 0
+    assert not mark.exists()
+    assert site.said("prolog", "0") == [
+        "unknown: the check ended with 64 (124 or 137: out of time)"
+    ]
+
+
+def test_several_epilogs_at_once_do_not_take_each_other_for_what_is_left(site: Site) -> None:
+    jobs = [str(4_000_000 + number) for number in range(3)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        done = list(pool.map(lambda job: run_script(site, "epilog", job), jobs))
+    assert [code for code, _ in done] == [0] * len(jobs)
+    for job in jobs:
+        assert site.said("epilog", job) == ["minor:0: nothing is left"]
+
+
+def test_the_scripts_are_clean_to_shellcheck(site: Site) -> None:
+    require("shellcheck")
+    for flags in ((), ("--drain",)):
+        site.install(*flags)
+        for phase in ("prolog", "epilog"):
+            done = subprocess.run(
+                ["shellcheck", "--shell=sh", str(site.folder / f"gpuwarden-{phase}")],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout
 
 
 def run_script(site: Site, phase: str, job: str, **environment: str) -> tuple[int, float]:

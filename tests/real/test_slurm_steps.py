@@ -31,8 +31,9 @@ def node() -> Iterator[SlurmNode]:
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded test machine is no dead controller."""
+def _patience(node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded test machine is no dead controller, and another Slurm on it is not this one."""
+    monkeypatch.setenv("SLURM_CONF", str(node.configuration))
     for module in (slurm_jobs, slurm_node):
         monkeypatch.setattr(module, "COMMAND_SECONDS", 60.0)
         monkeypatch.setattr(module, "LOOK_SECONDS", 120.0)

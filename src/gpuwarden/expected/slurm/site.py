@@ -72,24 +72,32 @@ def is_node_name(text: str) -> bool:
 def find_site(host: Host, seen: Seen) -> Site | None:
     """The Slurm of this host, or None when neither a daemon of it nor a slurm.conf is here.
 
-    Only root's processes count as daemons: anybody can call a process slurmd.
+    Only root's processes count as daemons: anybody can call a process slurmd. Of several slurmd the
+    one counts that our own SLURM_CONF names, as a prolog has it from the slurmd that runs it; else
+    the first.
     """
     site = Site()
     names: list[str] = []
-    for line in seen.table.values():
-        if line.comm not in _DAEMONS or line.state == "Z" or not _is_roots(host, line.pid):
+    lines = [
+        line
+        for line in seen.table.values()
+        if line.comm in _DAEMONS and line.state != "Z" and _is_roots(host, line.pid)
+    ]
+    daemons = [_Daemon(host, line.pid) for line in lines if line.comm == "slurmd"]
+    site.daemon_runs = bool(lines)
+    for line in lines:
+        site.programs = site.programs or _Daemon(host, line.pid).programs
+    ours = os.environ.get("SLURM_CONF") if host.is_local else None
+    if ours and any(daemon.configuration == ours for daemon in daemons):
+        site.configuration = ours
+    for daemon in daemons:
+        named = daemon.configuration
+        if None not in (named, site.configuration) and named != site.configuration:
+            site.notes.append(f"a second slurmd, with {named}, was not asked")
             continue
-        site.daemon_runs = True
-        daemon = _Daemon(host, line.pid)
-        site.programs = site.programs or daemon.programs
-        if line.comm == "slurmd":
-            named = daemon.configuration
-            if None not in (named, site.configuration) and named != site.configuration:
-                site.notes.append(f"a second slurmd, with {named}, was not asked")
-                continue
-            site.configuration = site.configuration or named
-            if daemon.node is not None:
-                names.append(daemon.node)
+        site.configuration = site.configuration or named
+        if daemon.node is not None:
+            names.append(daemon.node)
     if site.configuration is None:
         site.configuration = _configuration(host)
     if site.configuration is None and not site.daemon_runs:
