@@ -137,10 +137,14 @@ class EvidenceSide:
 
         def both(findings: Sequence[Finding]) -> None:
             observe(findings)
-            self._take_up(findings, policy())
-            self._go_on(policy())
+            self.came_up(findings, policy())
 
         return both
+
+    def came_up(self, findings: Iterable[Finding], policy: Policy) -> None:
+        """Findings that have just come up: what is critical among them need not wait for a round."""
+        self._take_up(findings, policy)
+        self._go_on(policy)
 
     def round(self, current: Iterable[Finding], policy: Policy, now_ns: int) -> list[Finding]:
         """Once a second: ``current`` are the open findings; what became of archives."""
