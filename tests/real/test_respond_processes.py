@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,15 @@ from msgspec.structs import replace
 from gpuwarden.finding import Row
 from gpuwarden.host import Host
 from gpuwarden.model import Container, Gpu, GpuClient, NodeFacts, PersistenceEntry, Snapshot
-from gpuwarden.probes.exec_count import ExecCounts
-from gpuwarden.respond import freezer_group, gpu_use, killing
+from gpuwarden.respond import gpu_use, killing
 from gpuwarden.respond.freezing import Freeze, Thaw
 from gpuwarden.respond.gpu_use import GpuUse
-from gpuwarden.respond.identity import Changed, hold, read_identity
 from gpuwarden.respond.killing import Kill
-from gpuwarden.respond.step import Identity, Target
 from tests.support.acted_on import (
-    NO_COUNTS,
-    born_as,
+    children,
+    freezer_mounts,
+    group_of,
+    mount_of,
     nobody_tells,
     running,
     stands_still,
@@ -36,7 +34,6 @@ from tests.support.acted_on import (
 from tests.support.containers import (
     Podman,
     busybox_root,
-    cgroup_mounts,
     no_new_cgroups,
     podman,
     wait_until,
@@ -71,38 +68,6 @@ def kill(**options: float) -> Kill:
 
 
 # ---------------------------------------------------------------- control groups
-
-
-def freezer_mounts() -> list[tuple[int, Path]]:
-    mounts = cgroup_mounts()
-    found = [(1, mounts["freezer"])] if "freezer" in mounts else []
-    return found + ([(2, mounts[""])] if "" in mounts else [])
-
-
-def mount_of(version: int) -> Path:
-    mounts = [mount for found, mount in freezer_mounts() if found == version]
-    if not mounts:
-        pytest.skip(f"no freezer of version {version} is mounted here")
-    return mounts[0]
-
-
-@contextmanager
-def group_of(mount: Path, *pids: int) -> Iterator[Path]:
-    """A group with these processes in it, who leave it in the end."""
-    group = mount / f"gpuwarden-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        for pid in pids:
-            (group / "cgroup.procs").write_text(str(pid))
-        yield group
-    finally:
-        for name, word in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
-            if (group / name).exists():
-                (group / name).write_text(word)
-        for left in (group / "cgroup.procs").read_text().split():
-            (mount / "cgroup.procs").write_text(left)
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the group being empty")
-        group.rmdir()
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -147,10 +112,6 @@ def test_a_stopped_process_leaves_its_children_and_says_so() -> None:
         assert state(process.pid) == "T"
         assert any(f"pid {children(process.pid)[0]} (sleep) goes on" in x for x in outcome.lines)
         assert state(children(process.pid)[0]) == "S"
-
-
-def children(pid: int) -> list[int]:
-    return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize("pid", [1, 2, os.getpid(), os.getppid()])
@@ -354,117 +315,3 @@ def test_what_others_start_meanwhile_has_not_come_back() -> None:
             subprocess.run(["kill", *map(str, children(one.pid))], check=False)
             one.wait()
     assert any("nothing like it began" in line for line in outcome.lines), outcome.lines
-
-
-# ---------------------------------------------------------------- exchanged meanwhile
-
-
-def spared(target: Target, identity: Identity, counts: ExecCounts) -> None:
-    """No step touches it, neither as the command holds it nor as the actors do."""
-    with pytest.raises(Changed), hold(HOST, identity, counts):
-        pass
-    actors = (
-        Freeze(HOST, lambda target: (), counts=counts),
-        Kill(HOST, look=no_gpus, counts=counts),
-    )
-    for actor in actors:
-        with pytest.raises(Changed):
-            actor.do(target, nobody_tells)
-
-
-def test_of_100_that_were_exchanged_none_is_touched() -> None:
-    sleeper = ("sleep", "67")
-    # What a process is, what it becomes, how it was started, whether marks alone must tell.
-    ways = [
-        (("sh", "-c", 'read x; exec sh -c "read y; :"'), ("sh", "-c", "read y; :"), ()),
-        (("sh", "-c", "read x; exec sleep 67"), sleeper, ()),
-        (("sh", "-c", 'read x; exec sh -c "read y; :"'), ("sh", "-c", "read y; :"), ("-R",)),
-        (("sh", "-c", "read x; exec sleep 67"), sleeper, ("-R",)),
-        (("sh", "-c", 'read x; exec sh -c "$0" "$0"', "read z; :"), None, ()),
-        (("sh", "-c", 'read x; exec sh -c "$0" "$0"', "read z; :"), None, ("-R",)),
-    ]
-    done = 0
-    with ExecCounts() as counts:
-        assert not counts.unavailable, counts.unavailable
-        for turn in range(72):
-            before, after, how = ways[turn % len(ways)]
-            after = after or ("sh", "-c", "read z; :", "read z; :")
-            start = ("setarch", *how, *before) if how else before
-            by_mark = turn // len(ways) % 2 == 1
-            with running(*start, as_argv=before) as process:
-                pid = process.pid
-                identity = read_identity(HOST, pid, NO_COUNTS if by_mark else counts)
-                assert (identity.exec_mark is None) is bool(how)
-                target = target_of(pid, identity=identity)
-                assert process.stdin is not None
-                process.stdin.write(b"\n")
-                process.stdin.flush()
-                wait_for_words(pid, after)
-                spared(target, identity, NO_COUNTS if by_mark else counts)
-                assert untouched(pid, after)()
-                done += 1
-        for turn in range(28):
-            with running("sleep", "68") as process:
-                pid = process.pid
-                identity = read_identity(HOST, pid, NO_COUNTS if turn % 2 else counts)
-                target = target_of(pid, identity=identity)
-            born_as(pid, ("sleep", "68"))
-            try:
-                spared(target, identity, NO_COUNTS if turn % 2 else counts)
-                assert untouched(pid, ("sleep", "68"))()
-                done += 1
-            finally:
-                os.kill(pid, 9)
-                os.waitpid(pid, 0)
-    assert done == 100
-
-
-def test_one_that_executed_is_let_go_on_all_the_same() -> None:
-    with running("sh", "-c", "read x; exec sleep 71") as process:
-        target = target_of(process.pid)
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        wait_for_words(process.pid, ("sleep", "71"))
-        assert freeze().do(target_of(process.pid), nobody_tells).complete
-        assert Thaw(HOST).do(target, nobody_tells).complete
-        assert untouched(process.pid, ("sleep", "71"))()
-
-
-def test_one_that_executes_while_it_is_held_is_not_signalled() -> None:
-    with running("sh", "-c", "read x; exec sleep 69") as process, ExecCounts() as counts:
-        with hold(HOST, read_identity(HOST, process.pid, counts), counts) as held:
-            assert process.stdin is not None
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            wait_for_words(process.pid, ("sleep", "69"))
-            with pytest.raises(Changed, match="binary is another"):
-                held.check()
-        assert untouched(process.pid, ("sleep", "69"))()
-
-
-def test_one_that_is_frozen_after_it_executed_is_let_go_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _, mount = freezer_mounts()[0]
-    switched = freezer_group.switch
-
-    def late(group: freezer_group.FreezerGroup, *, frozen: bool) -> None:
-        if frozen:
-            assert process.stdin is not None
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            wait_for_words(process.pid, ("sleep", "70"))
-        switched(group, frozen=frozen)
-
-    monkeypatch.setattr(freezer_group, "switch", late)
-    with (
-        running("sh", "-c", "read x; exec sleep 70") as process,
-        group_of(mount, process.pid) as group,
-    ):
-        with pytest.raises(Changed):
-            freeze().do(target_of(process.pid), nobody_tells)
-        switches = [group / name for name in ("freezer.state", "cgroup.freeze")]
-        words = {one.read_text() for one in switches if one.exists()}
-        assert words <= {"THAWED\n", "0\n"} and words
-        assert untouched(process.pid, ("sleep", "70"))()

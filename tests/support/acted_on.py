@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from gpuwarden.finding import Verdict
@@ -22,7 +23,7 @@ from gpuwarden.respond.identity import read_identity
 from gpuwarden.respond.step import Identity, Target
 from gpuwarden.sensors.process import details
 from gpuwarden.sensors.seen import Seen
-from tests.support.containers import wait_until
+from tests.support.containers import cgroup_mounts, wait_until
 
 NO_COUNTS = ExecCounts("/nonexistent")
 # struct clone_args (clone3(2)): flags, pidfd, child_tid, parent_tid, exit_signal, stack,
@@ -137,3 +138,42 @@ def untouched(pid: int, argv: Sequence[str]) -> Callable[[], bool]:
         return words(pid) == list(argv) and state(pid) in "SR"
 
     return asked
+
+
+def children(pid: int) -> list[int]:
+    """Those of its first thread."""
+    return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def freezer_mounts() -> list[tuple[int, Path]]:
+    """(version, where) of each hierarchy that can freeze."""
+    mounts = cgroup_mounts()
+    found = [(1, mounts["freezer"])] if "freezer" in mounts else []
+    return found + ([(2, mounts[""])] if "" in mounts else [])
+
+
+def mount_of(version: int) -> Path:
+    """Where the freezer of that version is mounted; a skip where it is not."""
+    mounts = [mount for found, mount in freezer_mounts() if found == version]
+    if not mounts:
+        pytest.skip(f"no freezer of version {version} is mounted here")
+    return mounts[0]
+
+
+@contextmanager
+def group_of(mount: Path, *pids: int) -> Iterator[Path]:
+    """A group with these processes in it, who leave it in the end."""
+    group = mount / f"gpuwarden-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield group
+    finally:
+        for name, word in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
+            if (group / name).exists():
+                (group / name).write_text(word)
+        for left in (group / "cgroup.procs").read_text().split():
+            (mount / "cgroup.procs").write_text(left)
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the group being empty")
+        group.rmdir()
