@@ -142,7 +142,7 @@ class EvidenceSide:
         return both
 
     def came_up(self, findings: Iterable[Finding], policy: Policy) -> None:
-        """Findings that have just come up: what is critical among them need not wait for a round."""
+        """What is critical among findings that have just come up need not wait for a round."""
         self._take_up(findings, policy)
         self._go_on(policy)
 
