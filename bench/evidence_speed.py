@@ -29,7 +29,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from bench.code_memory import MEGABYTE, filler  # noqa: E402
-
 from gpuwarden.codescan.process_memory import ProcessMemory  # noqa: E402
 from gpuwarden.host import Host  # noqa: E402
 from tests.support import nvcc  # noqa: E402

@@ -63,7 +63,8 @@ class Look:
         self._targets: dict[int, Target] = {}
         self._files: dict[str, str] = {}
         """Digest → why it is not there, or empty when it is."""
-        self._left_bytes = TOTAL_LIMIT_BYTES
+        # What is told of them, and the rest of the archive, needs room as well.
+        self._left_bytes = min(TOTAL_LIMIT_BYTES, shelf.writer.room_bytes * 3 // 4)
         self.digests: list[str] = []
         """Of all modules that were found."""
 

@@ -27,6 +27,8 @@ FILE_LIMIT_BYTES = 256 << 20
 TOTAL_LIMIT_BYTES = 1 << 30
 """Of all files but the binary: memory that processes share can be any size."""
 FILES_LIMIT = 256
+ROOM_SHARE = 3, 4
+"""Of what is left in the archive, what one file may have."""
 CHUNK_BYTES = 1 << 20
 MOUNTS_LIMIT_BYTES = 4 << 20
 ANSWERING = frozenset(
@@ -115,13 +117,17 @@ def _copy(copying: _Copying, handle: int, named: tuple[str, str, str], limit: in
         return False
     descriptor = _reopened(handle)
     try:
+        is_sparse = _is_sparse(descriptor)
+        if not is_sparse:
+            # One large file does not take the room of all that is still to come.
+            limit = min(limit, shelf.writer.room_bytes * ROOM_SHARE[0] // ROOM_SHARE[1])
         return shelf.put(
             name,
             _pieces(descriptor, size),
             what,
             size_bytes=size,
             limit_bytes=limit,
-            compress=_is_sparse(descriptor),
+            compress=is_sparse,
             cut=True,
         )
     finally:
