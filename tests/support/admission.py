@@ -11,8 +11,12 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import pytest
+
+from gpuwarden.harden import kubernetes_conditions as conditions
+from gpuwarden.harden import kubernetes_rules
 from gpuwarden.harden.kubernetes_admission import PODS, objects
-from gpuwarden.harden.kubernetes_rules import RuleSet, rule_set
+from gpuwarden.harden.kubernetes_rules import VISIBLE_DEVICES, RuleSet, rule_set
 
 # By name: the binding has no types.
 cel = import_module("cel_expr_python.cel")
@@ -118,3 +122,61 @@ def by_cel(one: dict[str, Any]) -> dict[str, list[str]]:
 def by_python(one: dict[str, Any], rules: RuleSet = RULES) -> dict[str, list[str]]:
     """The same as the check in Python says."""
     return rules.broken(one["spec"], one["metadata"].get("annotations", {}))
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def costs(one: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Rule → an estimate of what its expression costs, on the high side.
+
+    An estimate after the API server's published weights: a field or a call is 1, a comprehension
+    some 6 an element, a regular expression a tenth of the text times a quarter of its own length.
+    """
+    spent = 0
+    plain_found, plain_look, plain_items = conditions.found, conditions.look_up, conditions.items
+
+    def found(regex: str, value: Any, where: str) -> bool:
+        nonlocal spent
+        spent += (len(value) // 10 + 1) * (len(regex) // 4 + 1)
+        return plain_found(regex, value, where)
+
+    def look_up(path: str, bound: Any) -> Any:
+        nonlocal spent
+        spent += 3 * len(path.split(".")) + len(VISIBLE_DEVICES)
+        return plain_look(path, bound)
+
+    def items(value: Any, where: str) -> Any:
+        nonlocal spent
+        spent += 6 * len(value)
+        return plain_items(value, where)
+
+    monkeypatch.setattr(conditions, "found", found)
+    monkeypatch.setattr(conditions, "look_up", look_up)
+    monkeypatch.setattr(conditions, "items", items)
+    monkeypatch.setattr(kubernetes_rules, "items", items)
+    told: dict[str, int] = {}
+    plain_names = kubernetes_rules.Rule.names
+
+    def names(rule: kubernetes_rules.Rule, bound: Any) -> list[str]:
+        before = spent
+        result = plain_names(rule, bound)
+        told[rule.name] = spent - before
+        return result
+
+    monkeypatch.setattr(kubernetes_rules.Rule, "names", names)
+    RULES.broken(one["spec"], one["metadata"].get("annotations", {}))
+    return told
+
+
+def large_pod() -> dict[str, Any]:
+    """A pod that is as large as honest ones become: 30 containers, 100 volumes."""
+    container = {
+        "env": [{"name": f"A_LONG_NAME_OF_A_VARIABLE_{at}", "value": "x"} for at in range(200)],
+        "resources": {"limits": {f"example.com/resource-{at}": "1" for at in range(10)}},
+        "volumeMounts": [{"mountPath": "/a/path/of/some/length" * 2} for _ in range(50)],
+        "securityContext": {"capabilities": {"add": ["NET_BIND_SERVICE"] * 10}},
+    }
+    volumes = [{"name": f"v{at}", "hostPath": {"path": "/a/path" * 8}} for at in range(100)]
+    annotations = {f"example.com/an-annotation-{at}": "x" for at in range(100)}
+    return pod(*[container] * 30, volumes=volumes, annotations=annotations)

@@ -10,11 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.errors import Malformed
-from gpuwarden.harden import kubernetes_conditions as conditions
-from gpuwarden.harden import kubernetes_rules
 from gpuwarden.harden.kubernetes_admission import PODS
 from gpuwarden.harden.kubernetes_rules import VISIBLE_DEVICES
-from tests.support.admission import RULES, admission, by_cel, by_python, pod, volume
+from tests.support.admission import (
+    RULES,
+    admission,
+    by_cel,
+    by_python,
+    costs,
+    large_pod,
+    pod,
+    volume,
+)
 
 NAMES = st.sampled_from([*VISIBLE_DEVICES[:2], "PATH", "nvidia_visible_devices", ""])
 VALUES = st.sampled_from(["all", "void", "none", "", "0", " void", "GPU-1", "None"])
@@ -151,59 +158,8 @@ PER_BINDING = 10_000_000
 """Limits of the API server, in its own units; what is beyond them is refused."""
 
 
-def costs(one: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Rule → an estimate of what its expression costs, on the high side.
-
-    An estimate after the API server's published weights: a field or a call is 1, a comprehension
-    some 6 an element, a regular expression a tenth of the text times a quarter of its own length.
-    """
-    spent = 0
-    plain_found, plain_look, plain_items = conditions.found, conditions.look_up, conditions.items
-
-    def found(regex: str, value: Any, where: str) -> bool:
-        nonlocal spent
-        spent += (len(value) // 10 + 1) * (len(regex) // 4 + 1)
-        return plain_found(regex, value, where)
-
-    def look_up(path: str, bound: Any) -> Any:
-        nonlocal spent
-        spent += 3 * len(path.split(".")) + len(VISIBLE_DEVICES)
-        return plain_look(path, bound)
-
-    def items(value: Any, where: str) -> Any:
-        nonlocal spent
-        spent += 6 * len(value)
-        return plain_items(value, where)
-
-    monkeypatch.setattr(conditions, "found", found)
-    monkeypatch.setattr(conditions, "look_up", look_up)
-    monkeypatch.setattr(conditions, "items", items)
-    monkeypatch.setattr(kubernetes_rules, "items", items)
-    told: dict[str, int] = {}
-    plain_names = kubernetes_rules.Rule.names
-
-    def names(rule: kubernetes_rules.Rule, bound: Any) -> list[str]:
-        before = spent
-        result = plain_names(rule, bound)
-        told[rule.name] = spent - before
-        return result
-
-    monkeypatch.setattr(kubernetes_rules.Rule, "names", names)
-    RULES.broken(one["spec"], one["metadata"].get("annotations", {}))
-    return told
-
-
 def test_a_large_honest_pod_costs_far_less_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    container = {
-        "env": [{"name": f"A_LONG_NAME_OF_A_VARIABLE_{at}", "value": "x"} for at in range(200)],
-        "resources": {"limits": {f"example.com/resource-{at}": "1" for at in range(10)}},
-        "volumeMounts": [{"mountPath": "/a/path/of/some/length" * 2} for _ in range(50)],
-        "securityContext": {"capabilities": {"add": ["NET_BIND_SERVICE"] * 10}},
-    }
-    volumes = [{"name": f"v{at}", "hostPath": {"path": "/a/path" * 8}} for at in range(100)]
-    annotations = {f"example.com/an-annotation-{at}": "x" for at in range(100)}
-    large = pod(*[container] * 30, volumes=volumes, annotations=annotations)
-    told = costs(large, monkeypatch)
+    told = costs(large_pod(), monkeypatch)
     assert set(told) == {"requesting", *(rule.name for rule in RULES.rules)}
     assert max(told.values()) * 2 < PER_EXPRESSION, told
     # Each variable is worked out once, and read by its validation.
