@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from gpuwarden import control
 from gpuwarden.respond import pinned_denials
-from tests.support.containers import Podman, wait_until
+from tests.support.containers import Podman, cgroup_mounts, wait_until
 from tests.support.opener_images import opener_images
 from tests.support.packages import require_root
 from tests.support.probes import ROOT, node
@@ -148,22 +150,70 @@ def test_without_a_daemon_by_pins_that_outlive_the_command(
     assert opened(engine, named) == 3
 
 
-def test_the_group_of_our_own_shell_is_not_denied(gpu: Path, tmp_path: Path) -> None:
-    """A process outside of any container, in the group that this test is in."""
-    hidden = tmp_path / ".cache/x"
+def hidden_sleep(directory: Path) -> Path:
+    """A program that is called like a thread of the kernel: one kind of evidence."""
+    hidden = directory / ".x/kworker"
     hidden.parent.mkdir()
     hidden.write_bytes(Path("/bin/sleep").read_bytes())
     hidden.chmod(0o755)
+    return hidden
+
+
+@contextmanager
+def holding(gpu: Path, *argv: str | Path, group: Path | None = None) -> Iterator[int]:
+    """A process of the host that holds the device, in a control group of its own if one is said."""
+    join = f"echo $$ > {group}/cgroup.procs; " if group is not None else ""
     with gpu.open("rb") as held:
-        process = subprocess.Popen([hidden, "1000"], pass_fds=(held.fileno(),))
-        try:
-            hidden.unlink()
-            done = respond(tmp_path, str(process.pid), "--do", "deny", "--yes")
-            assert done.returncode == 1, done.stdout
-            assert "REFUSED" in done.stdout
-        finally:
-            process.kill()
-            process.wait()
+        words = ["sh", "-c", f'{join}exec "$@"', "sh", *map(str, argv)]
+        process = subprocess.Popen(words, pass_fds=(held.fileno(),))
+    try:
+        name = str(argv[0])
+        wait_until(lambda: os.readlink(f"/proc/{process.pid}/exe").endswith(name), "its program")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A service's control group, version 2."""
+    made = cgroup_mounts()[""] / f"gpuwarden-respond-{os.getpid()}.service"
+    made.mkdir()
+    try:
+        yield made
+    finally:
+        made.rmdir()
+
+
+def opens_in(group: Path, opener: Path, gpu: Path) -> int:
+    """How many of three opens work in a control group."""
+    script = f"echo $$ > {group}/cgroup.procs; exec {opener} open {gpu} 3"
+    return int(subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout)
+
+
+def test_the_group_of_our_own_shell_is_not_denied(gpu: Path, tmp_path: Path) -> None:
+    """A process outside of any container, in the group that this test is in."""
+    with holding(gpu, hidden_sleep(tmp_path), "1000") as pid:
+        done = respond(tmp_path, str(pid), "--do", "deny", "--yes", check=1)
+        words = " ".join(done.stdout.split())
+        assert "REFUSED" in words and ("is kept for many" in words or "root group" in words)
+
+
+@pytest.mark.usefixtures("pins")
+def test_a_service_is_denied_but_not_with_somebody_whose_verdict_grants_none(
+    gpu: Path, opener: Path, group: Path, tmp_path: Path
+) -> None:
+    with holding(gpu, hidden_sleep(tmp_path), "1000", group=group) as pid:
+        with holding(gpu, shutil.which("sleep") or "", "1000", group=group) as other:
+            refused = respond(tmp_path, str(pid), "--do", "deny", "--yes", check=1)
+            words = " ".join(refused.stdout.split())
+            assert f"pid {other} (sleep)" in words and "verdict is" in words
+            assert opens_in(group, opener, gpu) == 3
+        done = respond(tmp_path, str(pid), "--do", "deny", "--yes", check=0)
+        assert opens_in(group, opener, gpu) == 0
+        allow_by(undo_in(done.stdout), tmp_path)
+        assert opens_in(group, opener, gpu) == 3
 
 
 def test_nobody_but_root_is_answered(tmp_path: Path) -> None:

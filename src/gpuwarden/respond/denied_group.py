@@ -88,7 +88,7 @@ def _of_container(
 
 
 def _innermost(pid: int, host: Host) -> tuple[Group, ...]:
-    groups = groups_of(pid, host)
+    groups = sorted(groups_of(pid, host), key=lambda group: group.key.hierarchy != 0)
     if not groups:
         raise UsageError("it is in the root group only, which holds every process of the machine")
     # Version 2's comes first; where that one is kept for a crowd, version 1 may have its own.
