@@ -13,6 +13,8 @@ from gpuwarden.pattern import pattern
 # The initial pid namespace's inode number (linux/proc_ns.h, PROC_PID_INIT_INO).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 NAME_LIMIT = 256
+NODE_VARIABLE = "NODE_NAME"
+"""Names the node in a pod, whose host name is the pod's."""
 
 _BTIME = pattern(rb"^btime (\d{1,12})$", re.MULTILINE)
 _CAPABILITIES = pattern(rb"^CapEff:\s*([0-9a-fA-F]{1,16})$", re.MULTILINE)
@@ -45,7 +47,9 @@ def read_machine(host: Host, process_count: int | None = None) -> NodeFacts:
             unread[field] = str(error)
             return None
 
-    hostname = line("/proc/sys/kernel/hostname", "hostname")
+    in_pod = host.is_live and not host.is_local
+    given = os.environ.get(NODE_VARIABLE, "")[:NAME_LIMIT].strip() if in_pod else ""
+    hostname = given or line("/proc/sys/kernel/hostname", "hostname")
     boot_time_ns: int | None = None
     try:
         boot_time_ns = parse_boot_time_ns(host.read_bytes("/proc/stat"))
