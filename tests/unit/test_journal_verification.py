@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuwarden.errors import Denied, Unavailable
 from gpuwarden.journal.book import Journal, head_of
 from gpuwarden.journal.chain import PROBLEMS_LIMIT, Walk
-from gpuwarden.journal.entry import LINE_LIMIT_BYTES, SET_ASIDE, Head, parse, sealed
+from gpuwarden.journal.entry import LINE_LIMIT_BYTES, SET_ASIDE, Head, hash_of, parse, sealed
 from gpuwarden.journal.verification import Verification, verify
 from tests.support.journals import (
     forged,
@@ -259,8 +259,10 @@ def test_an_entry_that_has_another_reading_is_none(journal: Path) -> None:
     ):
         size = len(changed) - changed.index(b",") - 1
         sized = b'{"bytes":%d' % size + changed[changed.index(b",") :]
-        walk = walked(sized + b"\n")
-        assert [one.number for one in walk.problems] == [1], sized
+        right = sized[:-66] + hash_of(sized).encode() + b'"}'
+        assert hash_of(right) == hash_of(sized)
+        walk = walked(right + b"\n")
+        assert [one.number for one in walk.problems] == [1], right
 
 
 def test_an_intent_without_an_outcome_is_noted(tmp_path: Path) -> None:

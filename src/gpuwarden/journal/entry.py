@@ -169,8 +169,8 @@ def _bounded(value: Any, depth: int) -> Any:
 
 
 def _text(document: Any) -> str:
-    # json leaves DEL as it is, and msgspec everything that is not ASCII.
-    return json.dumps(document, separators=(",", ":")).replace("\x7f", "\\u007f")
+    # Not msgspec, which leaves everything that is not ASCII as it is.
+    return json.dumps(document, separators=(",", ":"))
 
 
 def unsigned_bytes(entry: Entry) -> bytes:
