@@ -8,7 +8,6 @@ of them can differ unseen. Format: POSIX.1-2008, pax, "ustar Interchange Format"
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 from msgspec import Struct
@@ -111,6 +110,9 @@ def find(handle: int, name: str, limit_bytes: int) -> bytes | None:
 
     Errors: Malformed if that member is damaged or larger than ``limit_bytes``; OSError.
     """
+    # Imported here: a scan of a live node needs no cryptography library.
+    import hashlib
+
     at = 0
     for _ in range(MEMBERS_LIMIT):
         try:
