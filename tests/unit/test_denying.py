@@ -114,6 +114,7 @@ class Machine:
         self.lines: list[str] = []
         self.running: dict[int, Located] = {}
         self.older: Pinned | Exception | None = None
+        self.asked: set[GroupKey] = set()
         self.denying = Denying(
             Host(),
             policy(*named),
@@ -121,6 +122,7 @@ class Machine:
             self.runtime,  # type: ignore[arg-type]
             dry_run=dry_run,
             tell=self.lines.append,
+            asked=self.asked.__contains__,
         )
 
     def make(self, number: int, *groups: GroupKey) -> None:
@@ -393,6 +395,35 @@ def test_an_older_pins_denials_are_ours_before_it_is_replaced(make_slow: Make) -
     assert found["denials of an earlier run"].severity == "warning"
     assert f"group 0:{group(3).id}" in found["denials of an earlier run"].evidence[0].text
     assert f"container {name(1)}" in found
+
+
+def test_what_somebody_asked_for_is_not_lifted_by_the_policy(make_slow: Make) -> None:
+    m = make_slow()
+    m.asked.update((group(1), group(2)))
+    m.older_denies(group(1), group(2), group(3))
+    for number in (1, 2, 3):
+        m.runs(number)
+    m.denying.begin(pin=True)
+    m.know(1, "good")
+    m.know(2, "bad")
+    m.know(3, "good")
+    m.turn(20)
+    assert set(m.kernel.denied) == {group(1), group(2)}
+    assert "denials of an earlier run" not in m.findings()
+    m.denying.reload(policy("good"))
+    assert set(m.kernel.denied) == {group(1), group(2), group(3)}
+    m.denying.reload(policy("other"))
+    assert set(m.kernel.denied) == {group(1), group(2)}
+
+
+def test_a_dry_run_does_not_weaken_what_somebody_asked_for(make: Make) -> None:
+    m = make(dry_run=True)
+    m.asked.add(group(1))
+    m.kernel.denied[group(1)] = False
+    m.make(1)
+    m.know(1)
+    m.turn(2)
+    assert m.kernel.denied == {group(1): False}
 
 
 def test_what_is_left_of_an_older_pin_ends_with_its_group(make: Make) -> None:
