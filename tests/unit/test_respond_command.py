@@ -136,6 +136,9 @@ def test_freeze_and_thaw_by_the_command(
     assert code == 1 and "--yes" in text and not is_stopped(process.pid)
     code, text, _ = respond(capsys, tmp_path, str(process.pid), "--do", "freeze", "--yes")
     assert code == 0 and archives[-1] in text
+    # What undoes it names the journal and the memory that it was done with.
+    undo = next(line for line in text.splitlines() if "undo:" in line)
+    assert f"--state {tmp_path}" in undo and undo.endswith("--do thaw")
     assert is_stopped(process.pid)
     code, _, _ = respond(capsys, tmp_path, str(process.pid), "--do", "thaw", "--yes")
     assert code == 0 and not is_stopped(process.pid)

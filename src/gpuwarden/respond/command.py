@@ -22,7 +22,7 @@ from gpuwarden.respond import denied_command, hung, plan_text
 from gpuwarden.respond.doing import Confirmations, State, Tried, do
 from gpuwarden.respond.flags import STEPS, check_flags
 from gpuwarden.respond.means import RealMeans
-from gpuwarden.respond.plan import Plan, make_plan
+from gpuwarden.respond.plan import Plan, make_plan, with_flags
 from gpuwarden.respond.registry import actors
 from gpuwarden.respond.settings import STATE_DIRECTORY, Settings
 from gpuwarden.respond.step import Outcome, StepName, Target
@@ -187,6 +187,9 @@ def _do(
     if actor is None:
         raise UsageError(f"--do {name}: not in this build; there are: {', '.join(STEPS)}")
     tried = do(actor, name, found.target, asked.given, asked.means, tell=tell, ask=ask)
+    if tried.outcome is not None:
+        undo = with_flags(tried.outcome.undo, _flags(asked.arguments))
+        tried = replace(tried, outcome=replace(tried.outcome, undo=undo))
     if asked.arguments.format == "json":
         return Told(json_text(_response(name, tried)), CODES[tried.state])
     text = plan_text.render_tried(name, tried, width=width, colour=colour)

@@ -16,6 +16,7 @@ from gpuwarden.evidence.masks import mask_arguments
 from gpuwarden.finding import DECISION_TREE, Evidence, Proof, Row, Verdict
 from gpuwarden.model import Fact
 from gpuwarden.node import Node
+from gpuwarden.pattern import pattern
 from gpuwarden.respond import advice, affected
 from gpuwarden.respond.advice import Advice
 from gpuwarden.respond.affected import Other
@@ -27,6 +28,8 @@ from gpuwarden.respond.target import Found
 
 PLAN_SCHEMA = "gpuwarden.plan"
 PLAN_VERSION = 1
+
+_UNDO = pattern(r"(gpuwarden respond [0-9]{1,10}) (--do [a-z-]{1,20})")
 
 MEANINGS: dict[Verdict, str] = {
     "expected": "it belongs here: the expected set names it, proven",
@@ -174,7 +177,7 @@ def _steps(
         why = refusal(step, target, given, means)
         if not why and found.judged_again and name != "evidence":
             why = "it was judged again in this run: run the command anew to act on what is so now"
-        step = replace(step, refused=why)
+        step = replace(step, refused=why, undo=with_flags(step.undo, flags))
         command = ""
         if not why and step.automatic:
             words = ["gpuwarden", "respond", asked, *flags, "--do", name]
@@ -182,6 +185,14 @@ def _steps(
                 words.append("--owner-confirmed")
             command = shlex.join(words)
         yield PlannedStep(step=step, command=command)
+
+
+def with_flags(undo: str, flags: Sequence[str]) -> str:
+    """A command that undoes a step, with the flags that it needs to mean this machine's state."""
+    found = _UNDO.fullmatch(undo)
+    if found is None or not flags:
+        return undo
+    return f"{found[1]} {shlex.join(flags)} {found[2]}"
 
 
 def _ends(steps: Sequence[PlannedStep]) -> bool:

@@ -16,7 +16,7 @@ NARROWEST = 60
 EVIDENCE_SHOWN = 10
 OTHERS_SHOWN = 8
 ARGV_SHOWN = 200
-COMMANDS = ("gpuwarden ", "scontrol ", "kubectl ")
+COMMANDS = ("gpuwarden ", "scontrol ", "kubectl ", "env ")
 """How undoing by a command begins."""
 STYLES = {"info": "green", "warning": "yellow", "error": "red", "critical": "bold red"}
 
