@@ -223,22 +223,21 @@ def test_with_drain_an_epilog_drains_the_node_and_says_why(site: Site) -> None:
 
 
 def test_with_drain_a_prolog_keeps_the_job_off_a_gpu_that_is_not_empty(site: Site) -> None:
-    first = site.run(LEAVE)
+    site.install("--drain")
+    stranger = holder(site)
     try:
-        assert site.said("epilog", first)[0].startswith("left: ")
-        site.install("--drain")
         job = site.slurm.submit("exec sleep 600", gpus=1, user="nobody")
-        assert site.said("prolog", job)[0].startswith("left: ")
+        assert f"pid {stranger.pid}" in site.said("prolog", job)[0]
         site.slurm.wait_for(lambda: site.state()[0] == "drained", "the node to be drained")
         assert site.state()[1].startswith(f"gpuwarden: GPUs not empty at job {job}: 1 left (")
         site.slurm.wait_for_state(job, "PENDING")
+        assert stranger.poll() is None
     finally:
-        site.end_leftovers(first)
+        stranger.communicate()
 
 
-@pytest.mark.parametrize("drain", [False, True])
-def test_a_dead_controller_makes_it_unknown_and_never_drains(site: Site, drain: bool) -> None:
-    site.install(*(["--drain"] if drain else []))
+def test_a_dead_controller_makes_it_unknown_and_never_drains(site: Site) -> None:
+    site.install("--drain")
     site.slurm.stop("slurmctld")
     try:
         for phase in ("prolog", "epilog"):
@@ -247,7 +246,18 @@ def test_a_dead_controller_makes_it_unknown_and_never_drains(site: Site, drain: 
             assert code == 0
             assert seconds < TIMEOUT_SECONDS
             assert lines
-            assert all(line.startswith("unknown: ") for line in lines)
+            assert all(line.startswith("unknown: ") for line in lines), lines
+        # That its own job is over slurmd itself says; the exit code tells the controller later.
+        own = holder(site, SLURM_JOB_ID="4000001")
+        try:
+            code, seconds = run_script(site, "epilog", "4000001")
+        finally:
+            own.communicate()
+        lines = site.said("epilog", "4000001")
+        assert code == 1
+        assert seconds < TIMEOUT_SECONDS
+        assert f"pid {own.pid}" in lines[0]
+        assert lines[-1].startswith("not drained by scontrol: ")
     finally:
         site.slurm.start("slurmctld")
     assert site.state() == ("idle", "none")
@@ -269,10 +279,10 @@ def test_commands_of_slurm_that_hang_make_it_unknown_in_time(site: Site) -> None
 def test_a_check_that_hangs_does_not_hold_up_an_epilog(site: Site) -> None:
     with hanging(site.folder / "hanging") as program:
         site.install("--deadline", "4", program=str(program))
+        (site.folder / "gpuwarden-prolog").write_text("#!/bin/sh\n")
         job = site.run("true")
-        for phase in ("prolog", "epilog"):
-            (line,) = site.said(phase, job)
-            assert line == "unknown: the check ended with 137 (124 or 137: out of time)"
+        (line,) = site.said("epilog", job)
+        assert line == "unknown: the check ended with 137 (124 or 137: out of time)"
         assert site.state() == ("idle", "none")
         # slurmd did not have to end them itself.
         assert "timeout" not in site.slurm.logs().lower()
@@ -334,6 +344,14 @@ def test_the_scripts_are_clean_to_shellcheck(site: Site) -> None:
                 check=False,
             )
             assert done.returncode == 0, done.stdout
+
+
+def holder(site: Site, **environment: str) -> subprocess.Popen[bytes]:
+    """A process that Slurm did not start and that holds the first GPU until it is talked to."""
+    program = f"import os, sys; os.open('{site.slurm.device(0)}', os.O_RDONLY); sys.stdin.read()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, env={**os.environ, **environment}
+    )
 
 
 def run_script(site: Site, phase: str, job: str, **environment: str) -> tuple[int, float]:

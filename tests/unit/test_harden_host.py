@@ -267,6 +267,29 @@ def test_a_node_without_any_of_it_has_nothing_to_open(tmp_path: Path) -> None:
         assert states[name] == "absent"
 
 
+def test_a_locked_kernel_loads_no_unsigned_module(tree: Tree) -> None:
+    tree.write("/sys/module/module/parameters/sig_enforce", "N\n")
+    tree.write("/sys/kernel/security/lockdown", "none [integrity] confidentiality\n")
+    assert tree.states()["kernel-modules"] == "sound"
+    tree.write("/sys/kernel/security/lockdown", "[none] integrity confidentiality\n")
+    assert tree.states()["kernel-modules"] == "open"
+    for path in ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown",
+                 "/proc/sys/kernel/modules_disabled"):  # fmt: skip
+        tree.remove(path)
+    assert tree.states()["kernel-modules"] == "sound"
+    tree.write("/proc/modules", "")
+    assert tree.states()["kernel-modules"] == "unknown"
+
+
+def test_a_driver_that_leaves_its_nodes_alone_is_not_asked_for_their_mode(tree: Tree) -> None:
+    params = SOUND["/proc/driver/nvidia/params"].replace("432", "438")
+    tree.write("/proc/driver/nvidia/params", params)
+    assert tree.states()["driver-device-mode"] == "open"
+    params = params.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
+    tree.write("/proc/driver/nvidia/params", params)
+    assert tree.states()["driver-device-mode"] == "sound"
+
+
 def test_the_toolkit_without_a_file_has_its_defaults(tree: Tree) -> None:
     tree.remove(TOOLKIT)
     tree.write("/usr/bin/nvidia-container-runtime", "")
@@ -290,8 +313,9 @@ def test_own_files_are_root_s_alone(tree: Tree) -> None:
     assert states["own-policy"] == "open"
     assert states["own-policy-sinks"] == "open"
     assert states["own-state"] in ("sound", "absent")
+    # Nobody comes to what lies in a directory that is closed, whoever may read it.
     tree.files += "/etc/gpuwarden mode=040700\n"
-    tree.files = tree.files.replace("mode=0640 gid=100", "mode=0600").replace("0646", "0600")
+    tree.files = tree.files.replace("mode=0640 gid=100", "mode=0644").replace("0646", "0644")
     states = tree.states(policy, policy_file)
     assert {states[name] for name in ("own-key", "own-policy", "own-policy-sinks")} == {"sound"}
 

@@ -55,6 +55,19 @@ def test_a_job_s_own_processes_are_left_after_it_and_not_before_it() -> None:
     assert pids(at(made, "epilog")) == {400}
 
 
+def test_a_miner_in_the_job_s_own_name_is_told_before_it_too() -> None:
+    made = node()
+    made.process(
+        666,
+        exe="/tmp/.x/xmrig",
+        argv=("xmrig", "-o", "pool.example.net:3333", "-u", "x", "-a", "kawpow"),
+        cgroup=made.job_path("12"),
+    )
+    made.client(666, 0, sm_percent=99)
+    (left,) = at(made, "prolog").left
+    assert left.verdict == "cryptominer"
+
+
 def test_its_own_processes_are_left_wherever_they_are() -> None:
     made = node()
     in_job(made, 400, "12", 1)

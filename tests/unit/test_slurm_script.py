@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.cli import build_parser
@@ -44,6 +44,7 @@ def test_a_script_is_sh_and_says_what_its_exit_code_means(phase: Phase, drain: b
 
 @settings(max_examples=25, deadline=None)
 @given(NAMES, NAMES)
+@example("it's; reboot", "$(reboot)`reboot`@PHASE@")
 def test_a_path_is_a_word_whatever_is_in_it(program: str, policy: str) -> None:
     text = script("epilog", PLAIN._replace(program=f"/{program}", policy=f"/{policy}"))
     start = text.index("program="), text.index("log=")

@@ -32,7 +32,7 @@ from gpuwarden.policy import Policy
 from gpuwarden.scan import ScanOptions, take_snapshot
 
 DEFAULT_SECONDS = 24
-SETTLE_SECONDS = {"prolog": 3.0, "epilog": 8.0}
+SETTLE_SECONDS = {"prolog": 3.0, "epilog": 5.0}
 """How long what is ending is waited for; an epilog comes right after the job's last process."""
 PAUSE_SECONDS = 1.0
 ENOUGH_LOOKS = 4

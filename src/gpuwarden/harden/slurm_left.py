@@ -83,7 +83,7 @@ def look(snapshot: Snapshot, rows: Sequence[Row], *, phase: Phase, job: str, own
         over = phase == "epilog" and mine != "no"
         if not over and not _is_on(node, row, ids, own):
             continue
-        if row.verdict == "system" or (phase == "prolog" and mine == "proven"):
+        if row.verdict == "system":
             continue
         whose = " of this job, which is over" if over else ""
         if over and (mine == "proven" or row.verdict not in BELONGS):
@@ -117,12 +117,7 @@ def _job_of(node: Node, process: Process | None, job: str) -> Literal["proven", 
     if claim is None or claim.name != f"job {job}":
         named = [process.environment.get(variable) for variable in JOB_VARIABLES]
         return "claimed" if claim is None and job in named else "no"
-    by_group = process.cgroup is not None and process.cgroup.slurm_job == job
-    if claim.proof == "proven":
-        return "proven"
-    # The controller may be silent, or done with the job; its group on this node says the same.
-    in_container = process.cgroup is not None and process.cgroup.container_id is not None
-    return "proven" if by_group and not in_container else "claimed"
+    return "proven" if claim.proof == "proven" else "claimed"
 
 
 def _is_on(node: Node, row: Row, ids: frozenset[str] | None, own: OwnGpus) -> bool:
