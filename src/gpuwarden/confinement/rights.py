@@ -60,7 +60,7 @@ def limit(limits: Mapping[int, int]) -> None:
 
 
 def drop_rights(*, nobody: bool, capabilities: Iterable[int] = ()) -> None:
-    """No new privileges, no capability but those (below 32) that were held, and nobody if root.
+    """No new privileges, no capability but those that were held, and nobody if root.
 
     Errors: PermissionError when the capabilities stay.
     """
@@ -81,9 +81,10 @@ def drop_rights(*, nobody: bool, capabilities: Iterable[int] = ()) -> None:
     header = ctypes.create_string_buffer(CAP_HEADER.pack(CAPABILITY_VERSION_3, 0))
     held = ctypes.create_string_buffer(CAP_DATA.size)
     libc.capget(header, held)
-    effective, permitted = CAP_DATA.unpack(held.raw[: CAP_DATA.size])[:2]
-    kept &= permitted | effective
-    data = ctypes.create_string_buffer(CAP_DATA.pack(kept, kept, 0, 0, 0, 0))
+    low, permitted, _, high, permitted_high, _ = CAP_DATA.unpack(held.raw[: CAP_DATA.size])
+    kept &= low | permitted | (high | permitted_high) << 32
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    data = ctypes.create_string_buffer(CAP_DATA.pack(low, low, 0, high, high, 0))
     if libc.capset(header, data) != 0:
         raise PermissionError("capset")
 

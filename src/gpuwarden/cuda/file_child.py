@@ -43,8 +43,9 @@ ROOM = 16
 HANGING_LIMIT = 8
 MESSAGE_LIMIT_BYTES = 1 << 18
 DESCRIPTORS_LIMIT = 32
-CAPABILITIES = (2, 19, 21)
-"""CAP_DAC_READ_SEARCH to read any file; CAP_SYS_PTRACE and CAP_SYS_ADMIN to follow its link."""
+CAPABILITIES = (2, 19, 21, 40)
+"""CAP_DAC_READ_SEARCH to read any file; to follow its link CAP_SYS_PTRACE, and CAP_SYS_ADMIN or
+CAP_CHECKPOINT_RESTORE."""
 MADV_POPULATE_READ = 22
 # Documentation/admin-guide/mm/pagemap.rst: the frame is in the low 55 bits, present in bit 63.
 _FRAME, _PRESENT, _ENTRY_BYTES = (1 << 55) - 1, 1 << 63, 8
