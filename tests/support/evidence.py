@@ -20,7 +20,7 @@ from gpuwarden.evidence.verify import verify
 from gpuwarden.evidence.wanted import Wanted
 from gpuwarden.policy import Policy
 
-LIMIT_BYTES = 256 << 20
+LIMIT_BYTES = 512 << 20
 
 
 class Collected(NamedTuple):

@@ -36,6 +36,8 @@ ANSWERING = frozenset(
     "erofs iso9660 udf vfat exfat ntfs3 jfs reiserfs nilfs2 rootfs".split()
 )
 MEMFD = "/memfd:"
+SHARED_MEMORY = "/dev/zero (deleted)"
+MAPPINGS_LIMIT = 4096
 
 Inode = tuple[tuple[int, int], int]
 
@@ -76,8 +78,10 @@ def collect(process: OpenedProcess, shelf: Shelf, found: Sequence[Descriptor]) -
         copied.add(inode)
         what = f"{one.link} → {escape(one.target)}"
         if count >= FILES_LIMIT:
-            shelf.left_out(what, f"more than {FILES_LIMIT} files", one.status.size_bytes)
-            continue
+            more = files[count:]
+            size = sum(each.status.size_bytes for each in more)
+            shelf.left_out(f"{len(more)} files like {what}", f"more than {FILES_LIMIT}", size)
+            break
         limit = min(FILE_LIMIT_BYTES, copying.left_bytes)
         with shelf.trying(what), _handle(process, one.link) as handle:
             if _copy(copying, handle, (f"files/{one.name}", what, one.target), limit):
@@ -204,10 +208,13 @@ def _nameless(process: OpenedProcess, shelf: Shelf, found: Sequence[Descriptor])
     regions: list[Region] = []
     with shelf.trying("mapped files"):
         regions = parse_maps(process.read("maps", MAPS_LIMIT_BYTES))
-    for mapped in by_file(regions).values():
+    mappings = sorted(by_file(regions).values(), key=lambda mapped: not _is_code(mapped))
+    asked = [mapped for mapped in mappings if _may_be_nameless(mapped)]
+    if len(asked) > MAPPINGS_LIMIT:
+        more = len(asked) - MAPPINGS_LIMIT
+        shelf.left_out(f"{more} mapped files without a name", f"more than {MAPPINGS_LIMIT}")
+    for mapped in asked[:MAPPINGS_LIMIT]:
         region = mapped[0]
-        if not region.path.endswith(DELETED) and not region.path.startswith(MEMFD):
-            continue
         link = f"map_files/{region.start:x}-{region.end:x}"
         with shelf.trying(f"{link} → {escape(region.path)}"):
             status = process.status(link)
@@ -217,7 +224,7 @@ def _nameless(process: OpenedProcess, shelf: Shelf, found: Sequence[Descriptor])
                     f"map-{region.start:x}",
                     region.path,
                     status,
-                    any("x" in one.permissions for one in mapped),
+                    _is_code(mapped),
                 )
     for one in found:
         inode = one.status.device, one.status.inode
@@ -231,3 +238,15 @@ def _nameless(process: OpenedProcess, shelf: Shelf, found: Sequence[Descriptor])
             f"fd/{one.number}", f"fd-{one.number}", target, one.status, is_executable=False
         )
     return list(files.values())
+
+
+def _is_code(mapped: Sequence[Region]) -> bool:
+    return any("x" in one.permissions for one in mapped)
+
+
+def _may_be_nameless(mapped: Sequence[Region]) -> bool:
+    """By its path, which can be made up; memory that is shared with children alone is no file."""
+    path = mapped[0].path
+    if path == SHARED_MEMORY and not _is_code(mapped):
+        return False
+    return path.endswith(DELETED) or path.startswith(MEMFD)

@@ -91,7 +91,7 @@ def _named_containers(host: Host, pid: int) -> list[str]:
 def _gpu(name: str, node: Node, boot: str | None) -> Subjects:
     gpu = _gpu_called(name, node)
     pids = {client.pid for client in node.clients_by_gpu.get(gpu.id, ())}
-    pids |= {holder.pid for holder in node.snapshot.holders if _is_of(holder.minor, gpu)}
+    pids |= {one.pid for one in node.snapshot.holders if gpu in node.gpus_of_holder(one)}
     whom = [
         Whom(pid, process.start_time_ticks)
         for pid in sorted(pids)
@@ -109,10 +109,6 @@ def _gpu_called(name: str, node: Node) -> Gpu:
             return gpu
     known = ", ".join(str(gpu.index) for gpu in node.snapshot.gpus[:16])
     raise Unavailable(f"GPU {name}: not on this node, which has {known or 'none'}")
-
-
-def _is_of(minor: int, gpu: Gpu) -> bool:
-    return gpu.minor is not None and gpu.minor == minor and gpu.vendor == "nvidia"
 
 
 def _several(subject: Subject, whom: list[Whom], node: Node) -> Subjects:
