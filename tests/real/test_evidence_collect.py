@@ -305,6 +305,14 @@ def test_an_archive_without_room_names_what_it_lacks(tmp_path: Path) -> None:
     assert os.stat(found.path).st_size <= 1 << 20
 
 
+def test_a_deadline_ends_the_search_and_the_archive_is_whole(tmp_path: Path) -> None:
+    with holding(f"heap:{nvcc.cubin('gemm')}", f"sparse:{1 << 30}") as holder:
+        found = of_pid(tmp_path, holder.pid, deadline_seconds=0.05)
+    assert f"processes/{holder.pid}/identity.json" in found.files
+    assert "no time" in found.noted
+    assert found.manifest.account.subject.pid == holder.pid
+
+
 def test_maps_that_change_while_they_are_read_do_no_harm(tmp_path: Path) -> None:
     program = """
 import mmap, sys, threading

@@ -53,9 +53,12 @@ def collected(
     *,
     tell: Callable[[str], None] = lambda line: None,
     limit_bytes: int = LIMIT_BYTES,
+    deadline_seconds: float | None = None,
 ) -> Collected:
     """What ``collect`` comes to; it verifies. Errors: as ``collect``."""
-    with ArchiveWriter(str(path), limit_bytes=limit_bytes) as writer:
+    with ArchiveWriter(
+        str(path), limit_bytes=limit_bytes, deadline_seconds=deadline_seconds
+    ) as writer:
         account = collect(wanted, writer, policy=policy or Policy(), policy_path=None, tell=tell)
         sealed = writer.close(account, None)
     assert verify(str(path)).holds(key_named=False)

@@ -48,7 +48,7 @@ def test_a_gpu_stands_for_all_of_its_processes_the_clients_first() -> None:
         builder.process(pid)
     builder.client(30)
     builder.holder(10, 0)
-    builder.client(20, index=1)
+    builder.client(20, 1)
     found = subjects(Wanted(gpu="0"), Host("/nonexistent"), Node(builder.snapshot()))
     assert [one.pid for one in found.processes] == [30, 10]
     assert found.subject.kind == "gpu" and found.subject.pids == (30, 10)

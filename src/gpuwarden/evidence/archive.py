@@ -119,6 +119,11 @@ class ArchiveWriter:
         return max(0, min(left, tar_format.SIZE_LIMIT_BYTES))
 
     @property
+    def left_seconds(self) -> float:
+        """Until the deadline; infinite if there is none."""
+        return max(0.0, self._deadline - _now())
+
+    @property
     def is_late(self) -> bool:
         """Whether the deadline is over."""
         return _now() >= self._deadline

@@ -40,6 +40,8 @@ TOTAL_LIMIT_BYTES: Final = 1 << 30
 FILES_LIMIT: Final = 8192
 SECONDS: Final = 60.0
 """After which nothing more is begun; what is left is told as not seen."""
+TIME_SHARE: Final = 0.8
+"""Of what is left until the archive's deadline: what was found is still to be written."""
 JUDGING_SECONDS: Final = 0.5
 """Of one child, for what unknown code computes: digests come first."""
 TOLD_LIMIT: Final = 100_000
@@ -57,8 +59,9 @@ class Look:
         self._begun = dict(begun)
         self._policy = policy
         self._numbers = itertools.count()
+        seconds = min(SECONDS, shelf.writer.left_seconds * TIME_SHARE)
         self._processes = Processes(
-            host, self._numbers, shares=Options().workers, deadline=time.monotonic() + SECONDS
+            host, self._numbers, shares=Options().workers, deadline=time.monotonic() + seconds
         )
         self._targets: dict[int, Target] = {}
         self._files: dict[str, str] = {}
