@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +16,8 @@ from gpuwarden.metrics_server import Address, MetricsServer
 from gpuwarden.outputs.prometheus import AgentState, render
 from tests.support.agent_state import miner_node, state_of
 from tests.support.packages import require
-from tests.support.receivers import Receiver, wait_until
+from tests.support.prometheus import PROMETHEUS, answers, running
+from tests.support.receivers import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -33,17 +28,6 @@ ALERTMANAGER = "route: {receiver: nobody, group_wait: 0s}\nreceivers: [{name: no
 @pytest.fixture(autouse=True, scope="module")
 def packages() -> None:
     require("prometheus", "prometheus-alertmanager")
-
-
-def answers(url: str, **query: str) -> Any:
-    if query:
-        url += f"?{urllib.parse.urlencode(query)}"
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            body = answer.read()
-            return json.loads(body) if body[:1] in b"[{" else body
-    except (urllib.error.URLError, OSError):
-        return None
 
 
 def promtool(*arguments: str, data: bytes | None = None) -> str:
@@ -59,25 +43,6 @@ def promtool(*arguments: str, data: bytes | None = None) -> str:
     said = done.stdout.decode()
     assert done.returncode == 0, said
     return said
-
-
-@contextmanager
-def running(command: list[str], port_option: str, folder: Path) -> Iterator[str]:
-    """A server on a port of its own; its URL once it is ready."""
-    name = command[0]
-    with (folder / f"{name}.log").open("wb") as log:
-        address = f"127.0.0.1:{Receiver().port}"
-        process = subprocess.Popen(
-            [*command, f"{port_option}={address}"], stdout=log, stderr=log, cwd=folder
-        )
-        try:
-            url = f"http://{address}"
-            wait_until(lambda: process.poll() is not None or bool(answers(f"{url}/-/ready")), 30)
-            assert process.poll() is None, (folder / f"{name}.log").read_text()
-            yield url
-        finally:
-            process.kill()
-            process.wait()
 
 
 def test_promtool_finds_no_fault_with_the_metrics_that_are_served() -> None:
@@ -123,11 +88,6 @@ def test_a_miner_is_scraped_and_alertmanager_is_told(tmp_path: Path) -> None:
         "--storage.path=alertmanager",
         "--cluster.listen-address=",
     ]
-    prometheus_command = [
-        "prometheus",
-        "--config.file=prometheus.yaml",
-        "--storage.tsdb.path=prometheus",
-    ]
     with (
         MetricsServer(Address("127.0.0.1", 0), now) as server,
         running(manager_command, "--web.listen-address", tmp_path) as manager,
@@ -143,7 +103,7 @@ def test_a_miner_is_scraped_and_alertmanager_is_told(tmp_path: Path) -> None:
         without_waits, waits = re.subn(r"(?m)^    for: .*\n", "", shipped)
         assert waits > 3
         (tmp_path / "alerts.yaml").write_text(without_waits)
-        with running(prometheus_command, "--web.listen-address", tmp_path) as prometheus:
+        with running(PROMETHEUS, "--web.listen-address", tmp_path) as prometheus:
 
             def series(query: str) -> list[dict[str, Any]]:
                 found = answers(f"{prometheus}/api/v1/query", query=query)
