@@ -113,8 +113,8 @@ def test_pending_jobs_are_held_and_released_as_they_were(node: SlurmNode) -> Non
     assert step.automatic
     assert not step.refused
     assert step.title.startswith("hold 3 pending jobs of nobody")
-    assert f"{running} of the same user run on" in step.changes
-    assert f"{theirs} are held already" in step.changes
+    assert f"running on untouched: job {running};" in step.changes
+    assert f"held by somebody else already: job {theirs};" in step.changes
     assert len(step.commands) == 3
     assert holds(node) == before
 

@@ -143,8 +143,8 @@ def test_an_order_whose_answer_is_lost_is_undone_with_the_others(
     outcome = HoldJobs(host).do(of_alice(), print)
     assert not outcome.complete
     assert outcome.undo == "scontrol release 7"
-    assert any(line == "not held: 8" for line in outcome.lines)
-    assert any("could not be seen" in line for line in outcome.lines)
+    assert any(line == "not held: job 8" for line in outcome.lines)
+    assert any("not seen, whether it is held: job 7: " in line for line in outcome.lines)
 
 
 def test_a_job_that_starts_meanwhile_runs_on_and_is_released_with_the_others(
@@ -161,8 +161,8 @@ def test_a_job_that_starts_meanwhile_runs_on_and_is_released_with_the_others(
     host = slurm(starting)
     outcome = HoldJobs(host).do(of_alice(), print)
     assert outcome.done
-    assert outcome.lines[0].startswith("held: 8 of ")
-    assert "7 had started before the order came, and run on" in outcome.lines
+    assert outcome.lines[0].startswith("held: job 8 of ")
+    assert "started before the order came, and running on: job 7" in outcome.lines
     assert outcome.undo == "scontrol release 7,8"
 
 
@@ -173,6 +173,17 @@ def test_another_user_s_jobs_are_never_held_whatever_the_queue_prints(
                  else out())  # fmt: skip
     assert not HoldJobs(host).do(of_alice(), print).done
     assert all(one[0] == "squeue" for one in host.asked)
+
+
+def test_what_narrows_a_person_s_own_listing_does_not_narrow_ours(
+    slurm: Callable[[Answer], Commands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+    host = slurm(lambda _: out(QUEUE))
+    HoldJobs(host).step(of_alice())
+    (asked,) = host.asked
+    assert asked[:4] == ["env", "--unset=SLURM_CLUSTERS", "--unset=SQUEUE_PARTITION", "squeue"]
 
 
 def test_a_drain_that_does_not_show_is_not_called_complete(

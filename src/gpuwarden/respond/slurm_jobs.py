@@ -93,9 +93,7 @@ class HoldJobs:
         return _hold_step(
             f"hold {count(len(wanted), 'pending job')} of {user.name} ({user.why})",
             changes=_changes(queue, wanted),
-            hurts=(f"{user.name}: jobs {_ids(wanted)} wait until they are released",)
-            if wanted
-            else (),
+            hurts=(f"{user.name}: not started until released: {_jobs(wanted)}",) if wanted else (),
             undo=_release(found.site, wanted),
             commands=tuple(command_line(found.site, "scontrol", "hold", job.id) for job in wanted),
             refused="" if wanted else _nothing(queue, user.name),
@@ -136,10 +134,10 @@ class HoldJobs:
         lines = list(refusals[:SHOWN])
         left = [job for job in wanted if job not in tried]
         if left:
-            lines.append(f"not held: {_ids(left)}")
+            lines.append(f"not held: {_jobs(left)}")
         now, why = _queue_or_why(found, user.uid or 0)
         if now is None:
-            lines.append(f"whether {_ids(tried)} are held could not be seen: {why}")
+            lines.append(f"not seen, whether it is held: {_jobs(tried)}: {why}")
             return Outcome(
                 step="hold-jobs",
                 done=bool(tried),
@@ -152,15 +150,15 @@ class HoldJobs:
         started = [job for job in held if not by_id[job.id].is_pending]
         waiting = [job for job in held if job not in started]
         if waiting:
-            lines.insert(0, f"held: {_ids(waiting)} of {user.name}")
+            lines.insert(0, f"held: {_jobs(waiting)} of {user.name}")
         if started:
-            lines.append(f"{_ids(started)} had started before the order came, and run on")
+            lines.append(f"started before the order came, and running on: {_jobs(started)}")
         gone = [job for job in tried if job.id not in by_id]
         if gone:
-            lines.append(f"no longer in the queue: {_ids(gone)}")
+            lines.append(f"no longer in the queue: {_jobs(gone)}")
         loose = [job for job in now if job.is_pending and job.hold != "admin"]
         if loose:
-            lines.append(f"still free to start: {_ids(loose)}")
+            lines.append(f"still free to start: {_jobs(loose)}")
         return Outcome(
             step="hold-jobs",
             done=bool(waiting),
@@ -213,9 +211,9 @@ def _changes(queue: Sequence[QueuedJob], wanted: Sequence[QueuedJob]) -> str:
     held = [job for job in queue if job.is_pending and job not in wanted]
     parts = ["none of them starts before somebody with Slurm's rights releases it"]
     if running:
-        parts.append(f"{_ids(running)} of the same user run on, untouched")
+        parts.append(f"of the same user, running on untouched: {_jobs(running)}")
     if held:
-        parts.append(f"{_ids(held)} are held already, by somebody else")
+        parts.append(f"held by somebody else already: {_jobs(held)}")
     parts.append("what the user submits later is not held")
     return "; ".join(parts)
 
@@ -223,7 +221,7 @@ def _changes(queue: Sequence[QueuedJob], wanted: Sequence[QueuedJob]) -> str:
 def _nothing(queue: Sequence[QueuedJob], name: str) -> str:
     waiting = [job for job in queue if job.is_pending]
     if waiting:
-        return f"all pending jobs of {name} are held already: {_ids(waiting)}"
+        return f"all pending jobs of {name} are held already: {_jobs(waiting)}"
     return f"{name} has no pending jobs now"
 
 
@@ -267,5 +265,5 @@ def _release(site: Site, held: Sequence[QueuedJob]) -> str:
     return " && ".join(lines)
 
 
-def _ids(some: Sequence[QueuedJob]) -> str:
-    return shortened([job.id for job in some])
+def _jobs(some: Sequence[QueuedJob]) -> str:
+    return f"{'job' if len(some) == 1 else 'jobs'} {shortened([job.id for job in some])}"

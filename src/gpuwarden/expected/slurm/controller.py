@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from msgspec import Struct
@@ -19,6 +20,15 @@ from gpuwarden.host import CommandOutput, Host
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.sensors.seen import Seen
 
+_FILTERS = ("SQUEUE_", "SCONTROL_", "SLURM_CLUSTERS")
+"""Variables by which a person narrows what Slurm's commands answer, or asks another cluster."""
+
+
+def _unfiltered() -> list[str]:
+    """What runs a command without such variables of ours; nothing where there are none."""
+    names = sorted(name for name in os.environ if name.startswith(_FILTERS))
+    return ["env", *(f"--unset={name}" for name in names)] if names else []
+
 
 class Controller(Struct):
     """Slurm's commands on this host; each has its own bound, all of them end at ``ends_at``."""
@@ -35,7 +45,7 @@ class Controller(Struct):
         if left <= 0:
             raise TimedOut("Slurm did not answer everything in time")
         return self.host.command(
-            [self.site.program(program), *arguments],
+            [*_unfiltered(), self.site.program(program), *arguments],
             deadline_seconds=left,
             environment=self.site.environment,
         )
