@@ -71,8 +71,8 @@ def _recording_argument(parser: argparse.ArgumentParser) -> None:
         "recording",
         nargs="?",
         metavar="FILE",
-        help="a recorded node: a gpuwarden snapshot, or nvidia-smi output (-q -x, "
-        "--query-compute-apps, pmon); without it, this node",
+        help="a recorded node: a gpuwarden snapshot, an evidence archive, or nvidia-smi output "
+        "(-q -x, --query-compute-apps, pmon); without it, this node",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.deploy_page import ROOT, commands
 from tests.support.packages import require
+from tests.support.slurm import PACKAGES as SLURM_PACKAGES
 from tests.support.systemd import SystemdMachine, running_systemd
 
 pytestmark = pytest.mark.real
@@ -75,3 +77,24 @@ def test_bare_metal(machine: SystemdMachine) -> None:
     assert "mknod pid" in said
     status = run(machine, "systemctl show --property StatusText --value gpuwarden")
     assert "eBPF (cgroup/dev)" in status
+
+
+def test_slurm() -> None:
+    assert len(commands("Slurm")) <= MOST_COMMANDS
+    require(*SLURM_PACKAGES, "clang", "llvm", "libbpf-dev", "libbpf1", "python3-venv")
+    done = subprocess.run(
+        [
+            *("unshare", "--mount", "--propagation", "private"),
+            *(sys.executable, "-m", "tests.support.slurm_page"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "gpuwarden prolog: job " in done.stdout
+    assert ": left: " in done.stdout
+    assert "sleep" in done.stdout

@@ -316,6 +316,7 @@ class Agent:
             self.metrics.judged(judged)
         evaluated = frozenset(run.rule for run in report.rules if run.state == "ok")
         self.telling.report(report.findings, evaluated, self._missing)
+        self.responses.came_up(report.findings)
 
     def _missing(self) -> None:
         """An open finding did not show; from the thread that writes."""

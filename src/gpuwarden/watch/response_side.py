@@ -38,6 +38,10 @@ class ResponseSide:
         """``observe``, and an archive is begun at once for what comes up as critical."""
         return self._evidence.observing(observe, lambda: self._agent.policy)
 
+    def came_up(self, findings: Sequence[Finding]) -> None:
+        """An archive is begun at once for what is critical among these."""
+        self._evidence.came_up(findings, self._agent.policy)
+
     @property
     def pids(self) -> set[int]:
         """Processes of our own."""

@@ -1,0 +1,78 @@
+"""Runs the commands that docs/deploy.md has for Slurm, on a real one; prints what the last said.
+
+    unshare --mount --propagation private python -m tests.support.slurm_page
+
+In that mount namespace alone the device of the tests is a GPU's and lies at /dev/nvidia0, and /etc,
+/opt, /dev and /var/log are overlays that are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.deploy_page import ROOT, commands
+from tests.support.slurm import running_slurm
+from tests.support.watching import GPU, devices_file
+
+SECONDS = 600
+READING_SECONDS = 2.0
+"""What a person takes to read what a command said."""
+OVERLAID = ("/etc", "/opt", "/dev", "/var/log")
+KEPT = ("/dev/pts", "/dev/shm")
+
+
+def main() -> int:
+    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-page-"))
+    mount("-t", "tmpfs", "tmpfs", str(folder))
+    for number, path in enumerate(OVERLAID):
+        parts = [folder / f"{name}{number}" for name in ("upper", "work")]
+        for part in parts:
+            part.mkdir()
+        kept = [kept for kept in KEPT if kept.startswith(path + "/") and os.path.isdir(kept)]
+        for index, one in enumerate(kept):
+            (folder / f"kept{index}").mkdir()
+            mount("--bind", one, str(folder / f"kept{index}"))
+        options = f"lowerdir={path},upperdir={parts[0]},workdir={parts[1]}"
+        mount("-t", "overlay", "overlay", "-o", options, path)
+        for index, one in enumerate(kept):
+            mount("--bind", str(folder / f"kept{index}"), one)
+    mount("--bind", str(devices_file(folder)), "/proc/devices")
+    node = Path("/dev/nvidia0")
+    node.unlink(missing_ok=True)
+    os.mknod(node, 0o020666, os.makedev(*GPU))
+    with running_slurm(gpu_major=GPU[0]) as slurm:
+        Path("/etc/slurm").mkdir(exist_ok=True)
+        place = Path("/etc/slurm/slurm.conf")
+        place.unlink(missing_ok=True)
+        place.symlink_to(slurm.configuration)
+        said = ""
+        for command in commands("Slurm"):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+            said = done.stdout
+            # While its configuration is read again, a controller keeps new jobs waiting.
+            time.sleep(READING_SECONDS)
+            if done.returncode not in ((0, 2) if "gpuwarden " in command else (0,)):
+                print(f"{command}: {done.returncode}\n{said}\n{slurm.logs()}", file=sys.stderr)
+                return 1
+        print(said)
+    return 0
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+sys.exit(main())
