@@ -15,14 +15,19 @@ from msgspec.structs import replace
 
 from gpuwarden import cli
 from gpuwarden.errors import Unavailable
+from gpuwarden.evidence import writing
 from gpuwarden.finding import Finding, Row, Subject, Verdict, about_source, finding_id
 from gpuwarden.history.remembered import KnownFinding
 from gpuwarden.host import Host
 from gpuwarden.life import FindingLife
-from gpuwarden.respond import hung
+from gpuwarden.policy import Policy
+from gpuwarden.respond import evidence_step, hung
+from gpuwarden.respond.doing import Confirmations
 from gpuwarden.respond.evidence_step import Evidence
 from gpuwarden.respond.identity import read_identity
 from gpuwarden.respond.judged import STALE_NS, gravest, verdict_of
+from gpuwarden.respond.means import RealMeans
+from gpuwarden.respond.settings import Settings
 from gpuwarden.respond.step import Identity
 from gpuwarden.sensors.process import stat_lines
 from gpuwarden.store import Store
@@ -32,6 +37,10 @@ from tests.support.nodes import NodeBuilder, executable
 from tests.support.responding import IDENTITY, PID, target_of
 
 HOST = Host()
+
+
+def row(verdict: Verdict, severity: Any = "warning", **fields: Any) -> Row:
+    return Row(gpu_id="0", gpu="0", pid=PID, verdict=verdict, severity=severity, **fields)
 
 
 @pytest.fixture
@@ -262,11 +271,27 @@ def test_a_finding_about_no_process_says_so(
     assert code == 64 and "container abc" in complaint
 
 
+@pytest.mark.parametrize(
+    ("verdict", "other", "is_protected"),
+    [
+        ("suspicious", row("expected"), True),
+        ("suspicious", row("system"), True),
+        ("suspicious", row("unattributed"), False),
+        ("cryptominer", row("expected"), False),
+        ("cryptominer", row("cryptominer", silenced_by="exception of the policy"), True),
+    ],
+)
+def test_who_belongs_here_on_one_gpu_is_left_alone_but_for_a_miner(
+    verdict: Verdict, other: Row, is_protected: bool, tmp_path: Path
+) -> None:
+    settings = Settings(host=HOST, state_directory=str(tmp_path))
+    means = RealMeans(settings, Policy(), Confirmations())
+    target = target_of(verdict, identity=replace(IDENTITY, pid=(1 << 22) - 1))
+    target = replace(target, rows=(*target.rows, other))
+    assert bool(means.protected(target)) == is_protected
+
+
 # ---------------------------------------------------------------- which verdict holds
-
-
-def row(verdict: Verdict, severity: Any = "warning") -> Row:
-    return Row(gpu_id="0", gpu="0", pid=PID, verdict=verdict, severity=severity)
 
 
 def known(verdict: Verdict | None, *, is_open: bool = True, seen_ns: int = 0) -> KnownFinding:
@@ -350,10 +375,6 @@ def test_another_verdict_is_never_shown_to_hang() -> None:
 def test_an_archive_of_another_exec_is_none_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpuwarden.evidence import writing
-    from gpuwarden.respond import evidence_step
-    from gpuwarden.respond.settings import Settings
-
     step = Evidence(Settings(host=HOST, evidence_directory=str(tmp_path)))
     monkeypatch.setattr(writing, "written_before", lambda *a, **b: "/evidence/a.tar")
     for archived, there in (
