@@ -384,10 +384,12 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "k.pem").write_bytes(public)
     assert public_key(str(tmp_path / "k.pem")) == raw_public(key)
     (tmp_path / "link").symlink_to(secret)
-    secret.chmod(0o640)
-    for path in (secret, tmp_path / "link", tmp_path / "absent", tmp_path):
+    for path in (tmp_path / "link", tmp_path / "absent", tmp_path):
         with pytest.raises(UsageError):
             signing_key(str(path))
+    secret.chmod(0o640)
+    with pytest.raises(UsageError, match="others can read it"):
+        signing_key(str(secret))
 
 
 def test_a_head_goes_to_text_and_back(tmp_path: Path) -> None:

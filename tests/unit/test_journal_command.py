@@ -59,6 +59,8 @@ def test_entries_fit_the_terminal_and_do_nothing_to_it(
     for wanted in ("freeze (intent)", "freeze: done (1)", "pid 4711", "kill: failed", "refused"):
         assert wanted in flat, wanted
     assert "alice\\e[2J? ui" in flat
+    (about,) = [line for line in lines if "argv" in line]
+    assert about.index("argv") == (6 if width == 80 else 67)
     assert "gone\\n2 GiB were given back" in flat
 
 

@@ -148,6 +148,15 @@ def edited_and_gone_on(path: Path) -> None:
     Journal(str(path)).append("note", {})
 
 
+def exchanged_for_an_edited_copy(path: Path) -> None:
+    """A file that has only grown, but for an edit deep inside, under the same name."""
+    copy = path.with_name("copy")
+    copy.touch(0o600)
+    copy.write_bytes(path.read_bytes().replace(b"freeze", b"thawed", 1))
+    copy.replace(path)
+    Journal(str(path)).append("note", {})
+
+
 @pytest.mark.parametrize(
     "deed",
     [
@@ -159,6 +168,7 @@ def edited_and_gone_on(path: Path) -> None:
         edited_in_the_middle,
         last_entry_exchanged,
         edited_and_gone_on,
+        exchanged_for_an_edited_copy,
     ],
 )
 @pytest.mark.parametrize("is_restarted", [False, True])

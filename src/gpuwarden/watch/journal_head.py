@@ -15,7 +15,7 @@ import msgspec
 from gpuwarden.errors import GpuwardenError, TimedOut, Unavailable
 from gpuwarden.finding import Advisory, Evidence, Finding, about_source
 from gpuwarden.journal.chain import Walk
-from gpuwarden.journal.entry import LINE_LIMIT_BYTES, Entry, Head, whole
+from gpuwarden.journal.entry import LINE_LIMIT_BYTES, Entry, Head
 from gpuwarden.journal.place import for_reading
 from gpuwarden.journal.verification import head_after, lines
 from gpuwarden.outputs.words import moment
@@ -70,7 +70,6 @@ class JournalHead:
         self.seen = self._recall()
         """The last head of a journal that was sound."""
         self._walk = Walk(head=self.seen)
-        self._line_at = 0
         self._stamp: _Stamp | None = None
         self._is_behind = True
         self._passed_at_ns: int | None = None
@@ -124,13 +123,12 @@ class JournalHead:
     def _begin(self) -> None:
         """From the beginning of the file, at the next step."""
         self._walk = Walk(head=self.seen)
-        self._line_at = 0
         self._stamp = self._passed_at_ns = None
         self._is_behind = True
 
     def _step(self, stamp: _Stamp, now_ns: int) -> None:
         with for_reading(self.path, patience_seconds=0) as (descriptor, size):
-            if stamp != self._stamp and self._is_another(descriptor, size, stamp, now_ns):
+            if stamp != self._stamp and self._is_another(size, stamp, now_ns):
                 self._begin()
             self._stamp = stamp
             if self._passed_at_ns is None:
@@ -144,28 +142,20 @@ class JournalHead:
                 if walk.offset >= until:
                     self._is_behind = True
                     break
-                at = walk.offset
-                if walk.feed(line, ended=ended) is not None:
-                    self._line_at = at
+                walk.feed(line, ended=ended)
         if not self._is_behind:
             self._conclude()
 
-    def _is_another(self, descriptor: int, size: int, stamp: _Stamp, now_ns: int) -> bool:
+    def _is_another(self, size: int, stamp: _Stamp, now_ns: int) -> bool:
         """Whether it has to be read from the beginning."""
-        walk, before = self._walk, self._stamp
+        before = self._stamp
         if before is None or self._passed_at_ns is None:
             return False
-        if stamp[:2] != before[:2] or size < walk.offset or now_ns < self._passed_at_ns:
+        if stamp[:2] != before[:2] or size < self._walk.offset or now_ns < self._passed_at_ns:
             return True
         if not self._is_behind and now_ns - self._passed_at_ns >= WHOLE_PASS_NS:
             return True
-        if stamp[2] <= before[2]:
-            return True  # written to, and nothing was added
-        if walk.last is None:
-            return False
-        line = os.pread(descriptor, LINE_LIMIT_BYTES + 1, self._line_at).partition(b"\n")[0]
-        last = whole(line)
-        return last is None or last.hash != walk.hash
+        return stamp[2] <= before[2]  # written to, and nothing was added
 
     def _conclude(self) -> None:
         """All of it was read."""
