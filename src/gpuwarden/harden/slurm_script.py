@@ -61,6 +61,7 @@ phase=@PHASE@
 program=@PROGRAM@
 log=@LOG@
 job=${SLURM_JOB_ID:-0}
+case $job in *[!0-9]*) job=0 ;; esac
 gpus=${SLURM_JOB_GPUS:-}
 
 # A file and no pipe: a child that hangs in the driver would keep a pipe open for ever.
