@@ -16,16 +16,21 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.errors import Unavailable
-from gpuwarden.evidence import descriptors, nameless_files
+from gpuwarden.evidence import descriptors, gpu_modules, nameless_files
+from gpuwarden.evidence.archive import ArchiveWriter
 from gpuwarden.evidence.opened_process import OpenedProcess
+from gpuwarden.evidence.shelf import Shelf
 from gpuwarden.evidence.wanted import Wanted
 from gpuwarden.host import Host
+from gpuwarden.node import Node
+from gpuwarden.policy import Policy
 from gpuwarden.sensors.process import stat_lines
 from tests.support import nvcc
 from tests.support.acted_on import born_as, wait_for_words
 from tests.support.code_holder import holding
 from tests.support.containers import busybox_root, no_new_cgroups, podman
-from tests.support.evidence import Collected, collected, python
+from tests.support.evidence import LIMIT_BYTES, Collected, collected, python
+from tests.support.nodes import NodeBuilder
 from tests.support.packages import require, require_root
 
 pytestmark = pytest.mark.real
@@ -273,6 +278,26 @@ def test_of_another_process_with_the_same_number_nothing_is_kept(tmp_path: Path)
     assert found.of(process.pid, "environment")["variables"]["WHO"] == "the first"
     assert found.of(process.pid, "arguments")["argv"][1] == "-c"
     assert "modules/modules.json" not in found.files
+
+
+def test_modules_of_another_process_with_the_same_number_are_not_kept(tmp_path: Path) -> None:
+    """It passed on after the last look and before the memory was opened."""
+    path = tmp_path / "one.tar"
+    with (
+        holding(f"heap:{nvcc.cubin('gemm')}") as holder,
+        ArchiveWriter(str(path), limit_bytes=LIMIT_BYTES) as writer,
+    ):
+        started = stat_lines.read_line(Host(), holder.pid).start_time_ticks
+        node = Node(NodeBuilder().snapshot())
+        of_itself = gpu_modules.collect(
+            Shelf(writer, "itself", ""), Host(), [(holder.pid, started)], Policy(), node
+        )
+        of_another = gpu_modules.collect(
+            Shelf(writer, "another", ""), Host(), [(holder.pid, started - 1)], Policy(), node
+        )
+        names = [member.name for member in writer.members]
+    assert of_itself and any(name.startswith("itself/images/") for name in names)
+    assert not of_another and not any(name.startswith("another/images/") for name in names)
 
 
 def test_of_too_many_descriptors_the_telling_ones_are_told(

@@ -111,7 +111,8 @@ class _Collection:
         top = Shelf(self._writer, "node", "node")
         report = node_files.collect(top, host, snapshot, self._policy, policy_path)
         whom = [(one.pid, one.start_time_ticks) for one in opened]
-        container_files.collect(top.below("containers", "container"), host, node, chosen.processes)
+        groups = [self._identities[one.pid]["cgroup"] for one in opened]
+        container_files.collect(top.below("containers", "container"), host, node, groups)
         autostarts.collect(top.below("autostarts", "autostart"), host, node, chosen.processes)
         kernel_lines.collect(top, host, {one.pid: one.line.comm for one in opened})
         self._note("node")

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence.masks import mask_json, mask_text
 from gpuwarden.evidence.shelf import Shelf
-from gpuwarden.evidence.subjects import Whom
 from gpuwarden.host import Host
 from gpuwarden.model import Container
 from gpuwarden.node import Node
 from gpuwarden.sensors.cgroup import containers_in, place
-from gpuwarden.sensors.process.formats import parse_cgroup_lines
 from gpuwarden.sensors.runtimes import runc_state
 
 CONTAINERS_LIMIT = 16
 DOCUMENT_LIMIT_BYTES = 4 << 20
-CGROUP_LIMIT_BYTES = 64 << 10
 PLAIN_LIMIT = 12
 
 
-def collect(shelf: Shelf, host: Host, node: Node, processes: Sequence[Whom]) -> None:
-    """One folder each, by the first characters of its id; image and digest among what is told."""
-    identities = list(dict.fromkeys(_identities(host, processes)))
+def collect(shelf: Shelf, host: Host, node: Node, groups: Iterable[Sequence[str]]) -> None:
+    """One folder each, by the first characters of its id; image and digest among what is told.
+
+    ``groups``: the lines of /proc/PID/cgroup of each subject, as they were read of itself.
+    """
+    identities = list(
+        dict.fromkeys(identity for lines in groups for _, identity in containers_in(place(lines)))
+    )
     for number, identity in enumerate(identities[:CONTAINERS_LIMIT]):
         plain = "".join(one for one in identity if one.isascii() and one.isalnum())
         below = shelf.below(f"{number}-{plain[:PLAIN_LIMIT] or 'x'}", f"container {identity[:64]}")
@@ -38,16 +39,6 @@ def collect(shelf: Shelf, host: Host, node: Node, processes: Sequence[Whom]) -> 
             _document(below, host, path, f"{count}-{path.rpartition('/')[2]}")
     if len(identities) > CONTAINERS_LIMIT:
         shelf.left_out(f"{len(identities) - CONTAINERS_LIMIT} containers", "too many")
-
-
-def _identities(host: Host, processes: Sequence[Whom]) -> Iterator[str]:
-    for whom in processes:
-        try:
-            data = host.read_bytes(f"/proc/{whom.pid}/cgroup", CGROUP_LIMIT_BYTES)
-        except GpuwardenError:
-            continue
-        for _, identity in containers_in(place(parse_cgroup_lines(data))):
-            yield identity
 
 
 def _container(shelf: Shelf, container: Container) -> None:

@@ -10,12 +10,13 @@ from gpuwarden.evidence.opened_process import OpenedProcess
 from gpuwarden.evidence.shelf import Shelf
 from gpuwarden.outputs.words import escape
 from gpuwarden.sensors.process import exec_mark
-from gpuwarden.sensors.process.formats import ARGV_LIMIT_BYTES, parse_argv
+from gpuwarden.sensors.process.formats import ARGV_LIMIT_BYTES, parse_argv, parse_cgroup_lines
 
 ENVIRONMENT_LIMIT_BYTES = 2 << 20
 VARIABLES_LIMIT = 20_000
 VALUE_LIMIT = 32 << 10
 TEXT_LIMIT = 4096
+CGROUP_LIMIT_BYTES = 64 << 10
 NAMESPACES_LIMIT = 64
 FILES = (
     # The most telling first: the process may end while they are read.
@@ -89,7 +90,15 @@ def identify(process: OpenedProcess, boot_id: str | None) -> dict[str, Any]:
         "threads": process.line.thread_count,
         "parent": process.line.ppid,
         "state": process.line.state,
+        "cgroup": _cgroup(process),
     }
+
+
+def _cgroup(process: OpenedProcess) -> list[str]:
+    try:
+        return list(parse_cgroup_lines(process.read("cgroup", CGROUP_LIMIT_BYTES)))
+    except GpuwardenError:
+        return []
 
 
 def _or_none(process: OpenedProcess, name: str) -> str | None:
