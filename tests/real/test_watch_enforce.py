@@ -17,7 +17,8 @@ from gpuwarden.probes import pinning
 from tests.support.containers import Podman, wait_until
 from tests.support.opener_images import opener_images
 from tests.support.packages import require_root
-from tests.support.probes import ROOT, build, node, run
+from tests.support.probes import ROOT, build, node
+from tests.support.respond_commands import bpf_file_system
 from tests.support.watching import GPU, Watching, watching
 
 pytestmark = pytest.mark.real
@@ -59,16 +60,12 @@ def policy(tmp_path: Path) -> Path:
 @pytest.fixture
 def pins() -> Iterator[None]:
     """A BPF file system that the agent's own mount namespace shares; no pins before or after."""
-    was_there = pinning._is_bpf(pinning.FILE_SYSTEM)
-    if not was_there:
-        run("mount", "-t", "bpf", "bpf", pinning.FILE_SYSTEM, check=True)
-    try:
-        pinning.unpin()
-        yield
-    finally:
-        pinning.unpin()
-        if not was_there:
-            run("umount", pinning.FILE_SYSTEM, check=True)
+    with bpf_file_system():
+        try:
+            pinning.unpin()
+            yield
+        finally:
+            pinning.unpin()
 
 
 def opened(engine: Podman, identity: str, count: int = 1) -> int:

@@ -6,19 +6,23 @@ The table is written out here once more, as the design has it, and not taken fro
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gpuwarden.errors import Unavailable
+from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.finding import VERDICTS, Row, Verdict
+from gpuwarden.host import Host
 from gpuwarden.respond.allowed import POWERS, grant, refusal
 from gpuwarden.respond.doing import Confirmations, Tried, do
 from gpuwarden.respond.flags import STEPS as FLAG_STEPS
 from gpuwarden.respond.order import NEEDS, STEPS
-from gpuwarden.respond.registry import ACTORS
+from gpuwarden.respond.registry import ACTORS, actors
+from gpuwarden.respond.settings import Settings
 from gpuwarden.respond.step import StepName
 from tests.support.responding import IDENTITY, PID, RecordingActor, RecordingMeans, target_of
 
@@ -219,8 +223,6 @@ def test_the_question_names_who_else_is_touched() -> None:
 
     class Hurting(RecordingActor):
         def step(self, target: Any) -> Any:
-            from msgspec.structs import replace
-
             step = super().step(target)
             assert step is not None
             return replace(step, hurts=("pid 7 (sshd) stands still with it",))
@@ -255,7 +257,18 @@ def test_an_act_that_breaks_off_leaves_more_than_its_intent() -> None:
     assert "KeyboardInterrupt" in means.tried[0].why
 
 
-def test_the_registry_is_in_the_order_of_a_plan() -> None:
-    names = [name for name, _ in ACTORS]
-    assert len(set(names)) == len(names)
-    assert names == [name for name in STEPS if name in names]
+def test_every_step_has_its_actor_in_the_order_of_a_plan() -> None:
+    assert tuple(name for name, _ in ACTORS) == STEPS
+
+
+def test_every_actor_says_of_a_step_what_the_table_needs(tmp_path: Path) -> None:
+    """On this machine, of a process that there is not: what applies here has its own power."""
+    nobody = replace(IDENTITY, pid=(1 << 22) - 1)
+    target = target_of("cryptominer", identity=nobody)
+    settings_here = Settings(host=Host(), state_directory=str(tmp_path))
+    for name, actor in actors(settings_here, lambda one: one.rows):
+        try:
+            step = actor.step(target)
+        except GpuwardenError:
+            continue
+        assert step is None or (step.name, step.power) == (name, NEEDS[name])
