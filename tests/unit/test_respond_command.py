@@ -233,6 +233,23 @@ def test_a_finding_whose_process_has_ended_leaves_advice(
     assert code == 1 and "has ended" in text and "--do" not in text
 
 
+def test_a_dead_context_owner_is_planned_for_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = (1 << 22) - 2
+    node = NodeBuilder()
+    node.gpu(0)
+    node.client(dead)
+    snapshot = replace(node.snapshot(), taken_at_ns=time.time_ns())
+    monkeypatch.setattr("gpuwarden.respond.command.node_of", lambda *arguments: snapshot)
+    code, text, _ = respond(capsys, tmp_path, str(dead))
+    assert (
+        code == 1 and f"ZOMBIE-CONTEXT pid {dead} on GPU 0" in text and "never resets a GPU" in text
+    )
+    code, text, _ = respond(capsys, tmp_path, str(dead), "--do", "kill", "--yes")
+    assert code == 1 and "REFUSED" in text
+
+
 def test_nothing_is_done_to_ourselves(
     archives: list[str],
     tmp_path: Path,

@@ -16,12 +16,13 @@ from gpuwarden.inputs import node_of
 from gpuwarden.judge import judge
 from gpuwarden.model import Fact, Snapshot
 from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Told
-from gpuwarden.outputs.words import json_text
+from gpuwarden.outputs.words import escape, json_text
 from gpuwarden.policy import Policy
 from gpuwarden.respond import denied_command, hung, plan_text
 from gpuwarden.respond.doing import Confirmations, State, Tried, do
 from gpuwarden.respond.flags import STEPS, check_flags
 from gpuwarden.respond.means import RealMeans
+from gpuwarden.respond.order import UNDOING
 from gpuwarden.respond.plan import Plan, make_plan, with_flags
 from gpuwarden.respond.registry import actors
 from gpuwarden.respond.settings import STATE_DIRECTORY, Settings
@@ -127,7 +128,8 @@ def run(
         found = replace(found, notes=(*found.notes, why))
     given = replace(given, hung_confirmed=is_hung)
     asked = _Asked(arguments, settings, given, means)
-    if arguments.do is None or found.judged_again:
+    # Undoing what was done is right whatever became of the process since.
+    if arguments.do is None or (found.judged_again and arguments.do not in UNDOING):
         told = _plan(found, asked, judging, width=width, colour=colour)
     else:
         told = _do(found, asked, judging, tell=tell, ask=ask, width=width, colour=colour)
@@ -141,7 +143,7 @@ def _note_judged_again(found: Found, means: RealMeans, asked: str) -> str:
     try:
         means.judged_again(found.target, asked, found.judged_again)
     except GpuwardenError as error:
-        return f"gpuwarden: not in the journal: {error}\n"
+        return f"gpuwarden: not in the journal: {escape(str(error))}\n"
     return ""
 
 
@@ -163,7 +165,7 @@ def _plan(found: Found, asked: _Asked, judging: _Judge, *, width: int, colour: b
     )
     complaint = ""
     if arguments.do is not None:
-        complaint = f"gpuwarden: {arguments.do} was not done: {found.judged_again}\n"
+        complaint = f"gpuwarden: {arguments.do} was not done: {escape(found.judged_again)}\n"
     return Told(text, _code(plan), complaint)
 
 

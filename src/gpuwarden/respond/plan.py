@@ -22,7 +22,7 @@ from gpuwarden.respond.advice import Advice
 from gpuwarden.respond.affected import Other
 from gpuwarden.respond.doing import Confirmations, Means, refusal
 from gpuwarden.respond.judged import gravest
-from gpuwarden.respond.order import ENDING, NEEDS
+from gpuwarden.respond.order import ENDING, NEEDS, UNDOING
 from gpuwarden.respond.step import Actor, Identity, Step, StepName
 from gpuwarden.respond.target import Found
 
@@ -175,7 +175,7 @@ def _steps(
         if step is None:
             continue
         why = refusal(step, target, given, means)
-        if not why and found.judged_again and name != "evidence":
+        if not why and found.judged_again and name not in UNDOING:
             why = "it was judged again in this run: run the command anew to act on what is so now"
         step = replace(step, refused=why, undo=with_flags(step.undo, flags))
         command = ""
@@ -216,6 +216,8 @@ def _subject(found: Found, row: Row | None) -> PlanSubject:
     sure = [one for one in target.rows if one.memory_bytes is not None]
     busy = [one.sm_percent for one in target.rows if one.sm_percent is not None]
     pid = target.identity.pid if target.identity is not None else None
+    if pid is None and row is not None:
+        pid = row.pid
     if pid is None and found.finding is not None:
         pid = found.finding.subject.pid
     user = row.user if row is not None else None

@@ -136,8 +136,39 @@ class Finder:
         try:
             identity = read_identity(self._host, pid, counts)
         except Unavailable as error:
-            raise Unavailable(f"there is no process {pid}", remedy="gpuwarden scan") from error
+            found = self._listed_only(pid, None)
+            if found is None:
+                raise Unavailable(f"there is no process {pid}", remedy="gpuwarden scan") from error
+            return found
         return self._of_process(identity, None, counts, ())
+
+    def _listed_only(self, pid: int, known: KnownFinding | None) -> Found | None:
+        """What is said of a pid that the driver lists and /proc does not have; None if it is not.
+
+        Nothing can be held then, so nothing is done to it.
+        """
+        snapshot, report = self._judged()
+        rows = tuple(row for row in report.rows if row.pid == pid and row.start_time_ticks is None)
+        row = gravest(rows)
+        if row is None:
+            return None
+        finding = known.finding if known is not None else None
+        target = Target(
+            verdict=row.verdict,
+            identity=None,
+            process=None,
+            rows=rows,
+            container=None,
+            workload=None,
+            gpus=_gpus(snapshot, {one.gpu_id for one in rows}),
+            snapshot=snapshot,
+            policy=self._policy,
+            finding_id=finding.id if finding is not None else None,
+            owner=row.owner,
+            contact=row.contact,
+        )
+        note = f"the driver lists pid {pid}, and there is no such process to be seen"
+        return Found(target=target, report=report, finding=finding, notes=(note,))
 
     def _of_process(
         self,
@@ -180,6 +211,9 @@ class Finder:
     def _ended(self, known: KnownFinding, notes: tuple[str, ...]) -> Found:
         """The process of a finding is gone: what is left is what it left behind."""
         finding = known.finding
+        listed = self._listed_only(finding.subject.pid or 0, known)
+        if listed is not None:
+            return replace(listed, notes=notes + listed.notes)
         found = self._of_gpu(known, notes)
         said = f", of which the finding said {finding.verdict}" if finding.verdict else ""
         return replace(
