@@ -356,3 +356,19 @@ def test_the_image_is_named_by_its_digest() -> None:
     tagged = container({"image": {**IMAGE, "tag": "1.2"}})["image"]
     assert tagged == f"{IMAGE['repository']}:1.2@{IMAGE['digest']}"
     assert container({"image": {"repository": "r"}})["image"] == f"r:{__version__}"
+
+
+def test_the_page_names_values_that_are_there() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    dotted = set(re.findall(r"(?:`|--set |,)([a-z]\w*(?:\.\w+)+)[`=]", page))
+    named = {name for name in dotted if name.partition(".")[0] in values}
+    assert len(named) > 10
+    # One that the reader adds.
+    for name in sorted(named - {"capabilities.SYS_ADMIN"}):
+        found: Any = values
+        for part in name.split("."):
+            assert part in found, name
+            found = found[part]
+    table = page[page.index("| capability |") : page.index("As uid 65532")]
+    assert set(re.findall(r"`([A-Z_]+)`", table)) == CAPABILITIES
