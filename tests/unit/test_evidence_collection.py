@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gpuwarden.code.module import Module, Place
 from gpuwarden.codescan.tasks import Keep
-from gpuwarden.errors import Malformed, Unavailable, UsageError
-from gpuwarden.evidence import nameless_files
+from gpuwarden.errors import Malformed, TimedOut, Unavailable, UsageError
+from gpuwarden.evidence import nameless_files, served_files
 from gpuwarden.evidence.archive import ArchiveWriter
 from gpuwarden.evidence.descriptors import parse_notes
 from gpuwarden.evidence.kernel_lines import select
@@ -173,6 +173,38 @@ def test_a_file_of_proc_is_not_read(writer: ArchiveWriter) -> None:
             os.close(handle)
     assert not writer.members
     assert any("it is on proc" in one.why for one in writer._left)
+
+
+def test_a_file_of_a_server_comes_whole_by_a_child(tmp_path: Path) -> None:
+    path = tmp_path / "binary"
+    path.write_bytes(os.urandom(3 << 20))
+    assert b"".join(served_files.pieces(str(path))) == path.read_bytes()
+    with pytest.raises(Unavailable, match="No such file"):
+        list(served_files.pieces(str(tmp_path / "none")))
+    first = served_files.pieces(str(path))
+    assert next(first)
+    first.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hangs")
+    with pytest.raises(TimedOut, match="did not answer"):
+        list(served_files.pieces(str(tmp_path / "hangs"), 0.1))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_binary_on_a_file_server_is_taken_as_the_server_gives_it(
+    writer: ArchiveWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nameless_files, "_filesystem", lambda *_: "nfs4")
+    with OpenedProcess(Host(), os.getpid()) as process:
+        nameless_files.collect(process, Shelf(writer, "a", ""), [])
+    (member,) = (one for one in writer.members if one.name == "a/exe")
+    assert "as the server of nfs4 gave it" in member.what
+    assert member.cut or member.size_bytes == os.stat("/proc/self/exe").st_size
 
 
 def test_what_a_file_grows_by_while_it_is_read_is_not_waited_for(tmp_path: Path) -> None:

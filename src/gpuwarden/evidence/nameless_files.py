@@ -2,25 +2,26 @@
 
 A file is named by a handle that opens nothing (``O_PATH``), looked at, and read only if it is a
 regular file of a file system that answers by itself. Where a server, perhaps the process itself,
-would have to answer (FUSE, NFS), or where reading waits or acts (/proc, tracing), it is not read.
+has to answer (FUSE, NFS), a child reads it; where reading waits or acts (/proc, tracing), nobody.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from msgspec import Struct
 
 from gpuwarden.codescan.memory_map import DELETED, MAPS_LIMIT_BYTES, Region, by_file, parse_maps
 from gpuwarden.errors import GpuwardenError, Malformed, Unavailable
+from gpuwarden.evidence import served_files
 from gpuwarden.evidence.descriptors import Descriptor
 from gpuwarden.evidence.opened_process import OpenedProcess, is_regular
 from gpuwarden.evidence.shelf import Shelf
 from gpuwarden.host_calls import FileStatus
 from gpuwarden.outputs.words import escape
-from gpuwarden.sensors.process.mounts import MountTable, parse_mountinfo
+from gpuwarden.sensors.process.mounts import MountTable, is_network, parse_mountinfo
 
 BINARY_LIMIT_BYTES = 1 << 30
 FILE_LIMIT_BYTES = 256 << 20
@@ -112,13 +113,20 @@ def _copy(copying: _Copying, handle: int, named: tuple[str, str, str], limit: in
         raise Malformed("no regular file")
     size = status.size_bytes
     filesystem = _filesystem(status, target, copying.mounts)
-    if filesystem not in ANSWERING:
+    if filesystem not in ANSWERING and not is_network(filesystem):
         where = filesystem or "an unknown file system"
         shelf.left_out(what, f"it is on {where}, which may not answer or may act on it", size)
         return False
     if limit <= 0:
         shelf.left_out(what, f"more than {TOTAL_LIMIT_BYTES >> 20} MiB of such files", size)
         return False
+    if filesystem not in ANSWERING:
+        # Its size is the server's word.
+        content = served_files.pieces(f"/proc/self/fd/{handle}")
+        what = f"{what}, as the server of {filesystem} gave it"
+        limit = min(limit, shelf.writer.room_bytes * ROOM_SHARE[0] // ROOM_SHARE[1])
+        with closing(content):
+            return shelf.put(name, content, what, limit_bytes=limit, cut=True)
     descriptor = _reopened(handle)
     try:
         is_sparse = _is_sparse(descriptor)
