@@ -399,6 +399,20 @@ def test_a_configuration_that_is_none_is_said(
         Cluster()
 
 
+def test_a_pod_without_a_service_account_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    with pytest.raises(Unavailable, match="no cluster"):
+        Cluster()
+    step = planned(deleting().step(target()))
+    assert not step.automatic
+    assert step.commands
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b"\xff", b'{"kind":7}', b"null"])
 def test_an_answer_that_is_none_is_no_other_exception(
     api: Api, monkeypatch: pytest.MonkeyPatch, body: bytes
