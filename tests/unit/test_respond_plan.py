@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuwarden.finding import VERDICTS, Verdict
 from gpuwarden.model import PersistenceEntry
@@ -103,7 +104,7 @@ def test_the_plan_for_another_teams_work(golden: Golden, width: int) -> None:
 
 
 def test_the_plan_as_json(golden: Golden) -> None:
-    plan = plan_of(found_in(miner(), MINER), MINER)
+    plan = replace(plan_of(found_in(miner(), MINER), MINER), tool_version="test")
     text = json_text(plan)
     assert msgspec.json.decode(text, type=Plan) == plan
     golden.check("respond/miner.json", text)
@@ -144,8 +145,6 @@ def test_every_verdict_has_its_meaning() -> None:
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_a_step_is_offered_only_where_the_table_gives_it(verdict: Verdict) -> None:
-    from msgspec.structs import replace
-
     found = found_in(miner(), MINER)
     row = replace(found.target.rows[0], verdict=verdict)
     found = replace(found, target=replace(found.target, verdict=verdict, rows=(row,)))
