@@ -32,10 +32,11 @@ SHOWN = 8
 
 JOURNAL_WRITTEN = Advisory(
     id="journal_written",
-    title="The journal of what gpuwarden did on this node, and its head",
+    title="The head of the journal of what gpuwarden did on this node",
     severity="info",
     explanation="Each entry holds the hash of the one before, so this head stands for all of them. "
-    "Kept away from the node, it shows later whether entries were changed or cut off.",
+    "Kept away from the node, it shows later whether entries were changed or cut off. It resolves "
+    "when the next one takes its place.",
     steps=(
         "gpuwarden journal: the entries.",
         "gpuwarden journal verify --head NUMBER:HASH, with the head from here.",
@@ -74,6 +75,7 @@ class JournalHead:
         self._is_behind = True
         self._passed_at_ns: int | None = None
         self._locked_since_ns: int | None = None
+        self._name = ""
         self._written: list[str] = []
         self._broken: list[str] = []
 
@@ -102,7 +104,8 @@ class JournalHead:
     def _told(self) -> list[Finding]:
         found = []
         if self._written:
-            found.append(about_source(JOURNAL_WRITTEN, JOURNAL_FILE, _evidence(self._written)))
+            # Each head is a finding of its own: a change of one is told after a minute only.
+            found.append(about_source(JOURNAL_WRITTEN, self._name, _evidence(self._written)))
         broken = [*self._broken, *filter(None, [self._unread_memory])]
         if broken:
             found.append(self._trouble(broken))
@@ -160,6 +163,7 @@ class JournalHead:
     def _conclude(self) -> None:
         """All of it was read."""
         walk, seen = self._walk, self.seen
+        self._name = f"{JOURNAL_FILE} {walk.number}:{walk.hash[:16]}"
         self._written = [] if walk.last is None else _lines_of(walk.last)
         self._broken = [str(problem) for problem in walk.problems]
         if seen is not None and walk.number < seen.number:
