@@ -18,114 +18,30 @@ from msgspec.structs import replace
 
 from gpuwarden.cluster import Cluster
 from gpuwarden.errors import Denied, GpuwardenError, TimedOut, Unavailable
-from gpuwarden.model import CgroupPlacement, Container, NodeFacts, Process, Snapshot, SourceRun
-from gpuwarden.policy import Policy
-from gpuwarden.respond import kubernetes_rights
+from gpuwarden.model import CgroupPlacement, NodeFacts, Process, Snapshot
 from gpuwarden.respond.kubernetes import Cordon, DeletePod
-from gpuwarden.respond.step import Outcome, Step, Target
-from tests.support.admission import Admission
-from tests.support.kubernetes_api import Api, api_server, check_delete_options, kubernetes_validate
-
-BOOT = "b00710b0-0000-4000-8000-000000000001"
-UID = "0f0f0f0f-1111-4222-8333-444455556666"
-ID = "a" * 64
-POD = "/api/v1/namespaces/training/pods/job-7-abcde"
-NODE = "/api/v1/nodes/gpu-node-1"
+from gpuwarden.respond.step import Target
+from tests.support.kubernetes_api import Api, check_delete_options
+from tests.support.kubernetes_target import (
+    BOOT,
+    NODE,
+    POD,
+    UID,
+    add_pod,
+    asked,
+    deleting,
+    done,
+    impatient,
+    known_target,
+    planned,
+    target,
+)
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    monkeypatch.delenv("NODE_NAME", raising=False)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with api_server(tmp_path, monkeypatch) as found:
-        found.add_node("gpu-node-1", boot_id=BOOT)
-        add_pod(found)
+    with known_target(tmp_path, monkeypatch) as found:
         yield found
-
-
-def add_pod(api: Api, **more: Any) -> None:
-    spec = {
-        "nodeName": "gpu-node-1",
-        "terminationGracePeriodSeconds": 3,
-        "containers": [{"name": "train", "image": "i"}, {"name": "mesh", "image": "i"}],
-    }
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job-7", "uid": "j"}
-    metadata = {"uid": UID, "ownerReferences": [{**owner, "controller": True}]}
-    status = {
-        "name": "train",
-        "ready": True,
-        "restartCount": 0,
-        "image": "i",
-        "imageID": "i",
-        "containerID": f"containerd://{ID}",
-    }
-    metadata |= more.pop("metadata", {})
-    spec |= more.pop("spec", {})
-    api.add_pod(
-        "training",
-        "job-7-abcde",
-        metadata=metadata,
-        spec=spec,
-        **({"status": {"containerStatuses": [status]}} | more),
-    )
-
-
-def target(**container: Any) -> Target:
-    fields: dict[str, Any] = {
-        "id": ID,
-        "runtime": "cri-containerd",
-        "confirmed": True,
-        "pod_uid": UID,
-        "pod_name": "job-7-abcde",
-        "pod_namespace": "training",
-        "pod_container": "train",
-        "pod_owner": "Job/job-7",
-    }
-    own = Container(**(fields | container))
-    process = Process(
-        pid=4242,
-        start_time_ticks=7,
-        cgroup=CgroupPlacement(pod_uid=UID.replace("-", "_"), container_id=own.id),
-    )
-    snapshot = Snapshot(
-        taken_at_ns=1,
-        node=NodeFacts(hostname="GPU-node-1", boot_id=BOOT),
-        sources=(SourceRun(name="kubernetes", state="ok"),),
-        containers=(own, Container(id="b" * 64, runtime="x", pod_uid=UID, pod_container="mesh")),
-        processes=(process,),
-    )
-    return Target(
-        verdict="cryptominer",
-        identity=None,
-        process=process,
-        rows=(),
-        container=own,
-        workload=None,
-        gpus=(),
-        snapshot=snapshot,
-        policy=Policy(),
-    )
-
-
-def impatient() -> Cluster:
-    return Cluster(answer_seconds=0.5)
-
-
-def deleting(within_seconds: float = 5.0) -> DeletePod:
-    return DeletePod(within_seconds)
-
-
-def planned(step: Step | None) -> Step:
-    assert step is not None
-    return step
-
-
-def done(actor: Cordon | DeletePod, one: Target) -> Outcome:
-    return actor.do(one, lambda line: None)
-
-
-def asked(api: Api, method: str) -> list[Any]:
-    return [request.body for request in api.asked if request.method == method]
 
 
 # ---------------------------------------------------------------- cordon
@@ -423,68 +339,3 @@ def test_an_answer_that_is_none_is_no_other_exception(
             read(Cluster())
         except GpuwardenError:
             continue
-
-
-# ---------------------------------------------------------------- rights
-
-
-def test_the_rights_are_those_that_are_used(api: Api) -> None:
-    done(Cordon(), target())
-    done(deleting(), target())
-    verbs = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
-    used = {
-        (verbs[request.method], "nodes" if "/nodes/" in request.path else "pods")
-        for request in api.asked
-    }
-    granted = {
-        (verb, resource)
-        for rule in kubernetes_rights.RULES
-        for verb in rule["verbs"]
-        for resource in rule["resources"]
-    }
-    assert used == granted
-
-
-@pytest.mark.parametrize("version", ["1.30", "1.32", "1.34", "1.37"])
-def test_rights_and_their_policy_are_valid(version: str) -> None:
-    made = (
-        kubernetes_rights.cluster_role(),
-        *kubernetes_rights.own_node_policy("gpuwarden", "gpuwarden"),
-    )
-    for one in made:
-        kubernetes_validate.validate(one, version, strict=True)
-
-
-def test_the_agent_is_held_to_its_own_node() -> None:
-    policy = kubernetes_rights.own_node_policy("gpuwarden", "agent")[0]
-    evaluated = Admission(policy)
-    account = "system:serviceaccount:gpuwarden:agent"
-    extra = {"authentication.kubernetes.io/node-name": ["n1"]}
-    mine = {"username": account, "extra": extra}
-    node = {"metadata": {"name": "n1", "labels": {"a": "b"}}, "spec": {"taints": []}}
-    cordoned = {**node, "spec": {"taints": [], "unschedulable": True}}
-
-    def refused(operation: str, new: Any, old: Any, who: dict[str, Any]) -> int:
-        request = {"operation": operation, "userInfo": who}
-        return len(evaluated.refusals(new, old, request=request))
-
-    assert evaluated.matches(cordoned, node, request={"userInfo": mine})
-    assert not evaluated.matches(cordoned, node, request={"userInfo": {"username": "a person"}})
-    assert refused("UPDATE", cordoned, node, mine) == 0
-    assert refused("UPDATE", node, cordoned, mine) == 0
-    other = {**node, "metadata": {"name": "n2"}}
-    assert refused("UPDATE", {**other, "spec": {"unschedulable": True}}, other, mine) > 0
-    for changed in (
-        {**node, "metadata": {"name": "n1", "labels": {"a": "c"}}},
-        {**node, "metadata": {"name": "n1"}},
-        {**node, "spec": {}},
-        {**node, "spec": {"taints": [{"key": "x"}]}},
-        {**node, "spec": {"taints": [], "providerID": "x"}},
-    ):
-        assert refused("UPDATE", changed, node, mine) == 1
-    here, there = ({"spec": {"nodeName": name}} for name in ("n1", "n2"))
-    assert refused("DELETE", None, here, mine) == 0
-    assert refused("DELETE", None, there, mine) == 1
-    assert refused("DELETE", None, {"spec": {}}, mine) == 1
-    assert refused("DELETE", None, here, {"username": account}) == 1
-    assert refused("DELETE", None, here, {"username": account, "extra": {}}) == 1
