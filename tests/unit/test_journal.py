@@ -135,10 +135,15 @@ def test_any_line_is_an_entry_or_none(data: bytes) -> None:
     is_cut_off(data, 1, FIRST_PREVIOUS)
 
 
-def test_a_line_that_nests_without_end_is_no_entry() -> None:
-    nested = b'"subject":' + b'{"a":' * 10_000
+@pytest.mark.parametrize("depth", [7, 300, 900, 10_000])
+def test_a_subject_that_nests_deeper_than_any_is_no_entry(tmp_path: Path, depth: int) -> None:
+    Journal(str(tmp_path / "journal")).append("note", {"a": "here"})
+    line = (tmp_path / "journal").read_bytes()[:-1]
+    nested = b'{"a":' * depth + b"1" + b"}" * depth
+    rest = line[line.index(b",") :].replace(b'{"a":"here"}', nested)
+    assert nested in rest
     with pytest.raises(Malformed):
-        parse(b'{"bytes":%d,' % (len(nested) + 2) + nested + b'"}')
+        parse(b'{"bytes":%d' % (len(rest) - 1) + rest)
 
 
 # ------------------------------------------------------------------ where it is written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,14 @@ from tests.support.journals import (
 
 COUNT = 6
 KEY = private_key()
+
+
+def _file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return written(Path(folder) / "journal", count=3).read_bytes()
+
+
+FILE = _file()
 
 
 @pytest.fixture
@@ -99,6 +108,15 @@ def test_bytes_removed_or_put_in_anywhere_but_at_the_end_are_told(data: st.DataO
     # Whole lines, and nothing or part of a line: a truncation, or what deaths leave behind.
     if b"\n" in rest[:-1] or len(rest) >= len(line):
         assert walked(changed).problems, (at, size, put)
+
+
+@given(st.lists(st.sampled_from(FILE.split(b"\n")) | st.binary(max_size=200), max_size=12))
+def test_any_file_is_walked_along(lines: list[bytes]) -> None:
+    data = b"\n".join(lines)
+    walk = walked(data)
+    assert walk.offset == len(data)
+    assert walk.entries <= len(lines)
+    assert walk.problems or walk.number == walk.entries
 
 
 def test_a_changed_entry_is_told_with_its_place(journal: Path) -> None:
@@ -309,13 +327,3 @@ def test_what_is_no_journal_is_an_error(tmp_path: Path) -> None:
     assert found(verify(str(tmp_path / "text"))) == [("edited", 1)]
     (tmp_path / "empty").touch()
     assert verify(str(tmp_path / "empty")).is_sound
-
-
-def _file() -> bytes:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        return written(Path(folder) / "journal", count=3).read_bytes()
-
-
-FILE = _file()

@@ -221,13 +221,22 @@ def parse(line: bytes) -> Entry:
         raise Malformed(f"no entry: {error}") from error
     fields = {name: getattr(read, name) for name in Entry.__struct_fields__}
     entry = Entry(**fields)
+    if _is_deeper(entry.subject, DEPTH_LIMIT):
+        raise Malformed("its subject is nested too deep")
     try:
         written = _before_hash(entry) + f',"hash":"{entry.hash}"}}'.encode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Malformed(f"no entry: {error}") from error
     if written != line:
         raise Malformed("not in the form in which entries are written")
     return entry
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not depth or any(_is_deeper(one, depth - 1) for one in inner)
 
 
 def hash_of(line: bytes) -> str:
