@@ -33,8 +33,6 @@ FILE_LIMIT_BYTES = 4 << 20
 """Default bound of one read; a longer file is cut there."""
 OUTPUT_LIMIT_BYTES = 32 << 20
 LINK_LIMIT = 40
-RING_RECORD_BYTES = 8192
-RING_RECORDS_LIMIT = 200_000
 
 
 class OpenFiles(Struct, frozen=True):
@@ -332,6 +330,7 @@ class Host:
     def kernel_ring_records(self, path: str = "/dev/kmsg") -> Iterator[bytes]:
         """The records that the kernel's log ring holds now, oldest first; never waits for more.
 
+        Where the device may not be opened, as in most containers, the kernel is asked without it.
         Errors: Denied without CAP_SYSLOG; Unavailable where it is not this kernel's ring.
         """
         if not self.is_live:
@@ -341,20 +340,15 @@ class Host:
         try:
             descriptor = os.open(self.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            _raise(error, path)
+            try:
+                yield from host_calls.kernel_log_records()
+            except OSError:
+                _raise(error, path)
+            return
         try:
-            for _ in range(RING_RECORDS_LIMIT):
-                try:
-                    record = os.read(descriptor, RING_RECORD_BYTES)
-                except BlockingIOError:
-                    return
-                except BrokenPipeError:  # overwritten meanwhile: the next read goes on behind it
-                    continue
-                except OSError as error:
-                    _raise(error, path)
-                if not record:
-                    return
-                yield record
+            yield from host_calls.ring_records(descriptor)
+        except OSError as error:
+            _raise(error, path)
         finally:
             os.close(descriptor)
 

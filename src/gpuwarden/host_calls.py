@@ -10,10 +10,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -36,6 +37,13 @@ _PROCMAP_QUERY = struct.Struct("=9Q4I2Q")
 _PROCMAP_QUERY_REQUEST = 0xC0686611
 _PROCMAP_EXECUTABLE, _PROCMAP_SHARED = 0x04, 0x08
 _PROCMAP_FILE_FROM_HERE_ON = 0x10 | 0x20
+# syslog(2): SYSLOG_ACTION_READ_ALL, SYSLOG_ACTION_SIZE_BUFFER; its lines: <priority>[seconds] text,
+# with the caller in brackets behind the time where the kernel was built so.
+_KLOG_READ_ALL, _KLOG_SIZE = 3, 10
+_KLOG_LIMIT_BYTES = 16 << 20
+_KLOG_LINE = re.compile(rb"<(\d{1,4})>\[ *(\d{1,10})\.(\d{6})\](?:\[ *[TC]\d+\])? ?(.*)")
+_RING_RECORD_BYTES = 8192
+_RING_RECORDS_LIMIT = 200_000
 _MAPPING_LIMIT = 4096
 _EXECUTABLE_LIMIT = 65_536
 
@@ -239,3 +247,47 @@ def answering_pids(pids: Iterable[int]) -> list[int] | None:
         return None
     call = _errno_libc.syscall
     return [pid for pid in pids if call(number, pid, 0) == 0 or ctypes.get_errno() == errno.EPERM]
+
+
+def ring_records(descriptor: int) -> Iterator[bytes]:
+    """The records of an open /dev/kmsg that are there now, oldest first. Errors: OSError."""
+    for _ in range(_RING_RECORDS_LIMIT):
+        try:
+            record = os.read(descriptor, _RING_RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # overwritten meanwhile: the next read goes on behind it
+            continue
+        if not record:
+            return
+        yield record
+
+
+def kernel_log_records() -> list[bytes]:
+    """The kernel's log ring by syslog(2), as records of /dev/kmsg; needs no device node.
+
+    Errors: OSError, also where the kernel puts no times before its lines.
+    """
+    size = _errno_libc.klogctl(_KLOG_SIZE, None, 0)
+    buffer = ctypes.create_string_buffer(max(1, min(size, _KLOG_LIMIT_BYTES)))
+    got = _errno_libc.klogctl(_KLOG_READ_ALL, buffer, len(buffer))
+    if size < 0 or got < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    records = records_of_log(buffer.raw[:got])
+    if not records:
+        raise OSError(errno.ENODATA, "no line with its time")
+    return records
+
+
+def records_of_log(text: bytes) -> list[bytes]:
+    """Lines of syslog(2) as records of /dev/kmsg, without those that have no time.
+
+    All are numbered 0 where the first line of the boot is still there, else 1.
+    """
+    found = [match.groups() for line in text.split(b"\n") if (match := _KLOG_LINE.fullmatch(line))]
+    number = int(any(int(part) for part in found[0][1:3])) if found else 0
+    return [
+        b"%s,%d,%d,-;%s" % (priority, number, int(seconds) * 1_000_000 + int(micro), said)
+        for priority, seconds, micro, said in found
+    ]

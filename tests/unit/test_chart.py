@@ -32,8 +32,8 @@ from tests.support.chart import (
 )
 
 CAPABILITIES = {
-    "BPF", "PERFMON", "NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", "KILL", "SETUID", "SETGID",
-    "SETPCAP",
+    "BPF", "PERFMON", "NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG", "KILL", "SETUID",
+    "SETGID", "SETPCAP",
 }  # fmt: skip
 HOSTILE = (
     'a"b',
@@ -45,6 +45,7 @@ HOSTILE = (
     "!!python/object:os.system",
     "  leading",
     "%",
+    "a: &b *b",
 )
 
 
