@@ -158,6 +158,22 @@ PER_BINDING = 10_000_000
 """Limits of the API server, in its own units; what is beyond them is refused."""
 
 
+@pytest.mark.parametrize(
+    "piece", ["./", "//", "proc/", "proc/./1/", "dev/", "x/../", "task/1/./", "a"]
+)
+def test_a_path_of_many_parts_is_looked_at_once(piece: str) -> None:
+    """Expressions that try every way to read it would not come back from these."""
+    for start in ("/proc/", "/proc/1/task/", "/dev/", "/", "var/run/"):
+        one = pod(volumes=[volume(start + piece * (4000 // len(piece)) + "\n")])
+        assert by_cel(one) == by_python(one)
+
+
+def test_a_longer_text_is_said_to_be_unread() -> None:
+    with pytest.raises(Malformed):
+        by_python(pod(volumes=[volume("/" + "x" * 5000)]))
+    assert by_cel(pod(volumes=[volume("/" + "x" * 5000)])) == {}
+
+
 def test_a_large_honest_pod_costs_far_less_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     told = costs(large_pod(), monkeypatch)
     assert set(told) == {"requesting", *(rule.name for rule in RULES.rules)}

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -34,6 +34,8 @@ class Condition(Protocol):
         ...
 
 
+TEXT_LIMIT: Final = 4096
+"""No path, name or key is longer; what claims to be is not looked at, and said to be unread."""
 _NOTHING = object()
 
 
@@ -84,6 +86,8 @@ def found(regex: str, value: Any, where: str) -> bool:
     """Whether a regular expression finds something, as CEL's ``matches``. Errors: Malformed."""
     if not isinstance(value, str):
         raise Malformed(f"{where}: not a text")
+    if len(value) > TEXT_LIMIT:
+        raise Malformed(f"{where}: longer than {TEXT_LIMIT} characters")
     return _compiled(regex).search(value) is not None
 
 

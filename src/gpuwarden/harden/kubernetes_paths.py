@@ -62,11 +62,12 @@ SOCKETS: Final = (
 sockets, behind which any container can be started."""
 
 PROCESS_ROOTS: Final = tuple(
-    f"proc/[^/]+/{task}{link}"
-    for task in ("", "task/[^/]+/")
+    f"proc/[0-9a-z-]+/{task}{link}"
+    for task in ("", "task/[0-9]+/")
     for link in ("root", "cwd", "fd", "map_files")
 )
-"""Links of processes that lead out of /proc to the host's files."""
+"""Links of processes that lead out of /proc to the host's files. No part of them can be a dot: what
+may stand between two parts would fit it too, in more ways than can be tried."""
 
 GIVEN_BY_MOUNT: Final = tuple(f"{run}/nvidia-container-devices" for run in _RUN)
 """Where a mount names a GPU to NVIDIA's runtime, in a container."""

@@ -172,6 +172,6 @@ def read_node(cluster: Cluster, target: Target) -> dict[str, Any]:
 
 def in_a_cluster(snapshot: Snapshot) -> bool:
     """Whether this machine is a node of a cluster at all."""
-    return any(s.name == "kubernetes" and s.state != "absent" for s in snapshot.sources) or any(
-        c.confirmed and c.pod_uid is not None for c in snapshot.containers
-    )
+    return any(
+        s.name == "kubernetes" and s.state in ("ok", "failed") for s in snapshot.sources
+    ) or any(c.confirmed and c.pod_uid is not None for c in snapshot.containers)
