@@ -7,6 +7,7 @@ import re
 from itertools import combinations
 
 from gpuwarden.outputs.metrics_catalogue import METRICS
+from gpuwarden.watch.state import SEVERITIES
 from tests.support.dashboard import FILE, dashboard, queries
 
 LABELS = {metric.name: set(metric.labels) for metric in METRICS}
@@ -14,6 +15,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _METRIC = re.compile(r"\bgpuwarden_\w+")
 _SELECTOR = re.compile(r"(gpuwarden_\w+)\{([^}]*)\}")
 _AGGREGATION = re.compile(r"by \(([^)]*)\)")
+ALERTS = FILE.parents[1] / "prometheus/alerts.yaml"
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -98,3 +100,13 @@ def test_panels_are_whole_and_none_lies_on_another() -> None:
         )
         assert apart, (one, other)
     assert json.dumps(panels).count('"datasource": null') == 0
+
+
+def test_alerts_name_metrics_labels_and_rules_that_are_there() -> None:
+    text = ALERTS.read_text()
+    assert set(_METRIC.findall(text)) <= set(LABELS)
+    for name, selector in _SELECTOR.findall(text):
+        assert set(re.findall(r"(\w+)!?=", selector)) <= LABELS[name], selector
+    rules = set(re.findall(r'rule="(\w+)"', text))
+    assert rules == {"evidence_failed", "journal_broken"}
+    assert rules <= set(SEVERITIES)
