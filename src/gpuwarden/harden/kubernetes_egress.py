@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from msgspec import Struct
 from gpuwarden.finding import Row
 from gpuwarden.harden.kubernetes_peers import Peer, Peers
 from gpuwarden.judge import judge
-from gpuwarden.model import Connection, Container, Process, Snapshot
+from gpuwarden.model import Connection, Container, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules.egress import LIVE_STATES, POOL_PORTS, is_outside
@@ -80,6 +80,11 @@ def learn(
             for one in node.connections_by_pid.get(pid, ())
             if is_outside(one.remote_address)
         }
+        listening = {
+            (one.network_namespace, one.local_port)
+            for one in snapshot.connections
+            if one.state == "LISTEN"
+        }
         for pid, own in rows.items():
             process = node.processes.get(pid)
             container = node.container_of(process) if process is not None else None
@@ -89,7 +94,7 @@ def learn(
             why = _not_learned(own, container)
             if not why:
                 into.processes += 1
-            for one in _outgoing(node, process):
+            for one in _outgoing(node.connections_by_pid.get(pid, ()), listening):
                 reason = why or ("" if one.remote_address not in accused else _ACCUSED_PEER)
                 _take(into, one, reason, peers)
     return learned
@@ -111,22 +116,16 @@ def _not_learned(rows: Sequence[Row], container: Container) -> str:
     return ""
 
 
-def _outgoing(node: Node, process: Process) -> Iterator[Connection]:
-    """Connections that the process made; those that others made to it need no egress."""
-    own = node.connections_by_pid.get(process.pid, ())
-    namespaces = {one.network_namespace for one in own}
-    listening = {
-        one.local_port
-        for connections in node.connections_by_pid.values()
-        for one in connections
-        if one.state == "LISTEN" and one.network_namespace in namespaces
-    }
-    for one in own:
+def _outgoing(
+    connections: Iterable[Connection], listening: Collection[tuple[int | None, int]]
+) -> Iterator[Connection]:
+    """Connections that a process made; those that others made to it need no egress."""
+    for one in connections:
         if one.remote_address is None or one.remote_port is None:
             continue
         if one.protocol.startswith("tcp") and one.state not in LIVE_STATES:
             continue
-        called = one.local_port in listening or (
+        called = (one.network_namespace, one.local_port) in listening or (
             one.local_port < EPHEMERAL <= one.remote_port and one.state != "SYN_SENT"
         )
         if not called:
