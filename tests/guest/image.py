@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 SITE = "/opt/site"
 CHECKS = "/opt/checks"
 LIBBPF = "libbpf.so.1"
-SYSTEMD = ("/lib/systemd/systemd", "/bin/systemctl")
+SYSTEMD = ("/lib/systemd/systemd", "/bin/systemctl", "/bin/systemd-analyze")
 SYSTEMD_IF_THERE = ("/lib/systemd/systemd-executor", "/lib/systemd/systemd-shutdown")
 APPLETS = ("sh", "cat", "echo", "mount", "mkdir", "sleep", "insmod", "ls", "poweroff")
 
@@ -140,6 +140,8 @@ def _checks(archive: Archive, kernel: Kernel, work: Path) -> None:
     archive.file(bed.library(), f"{CHECKS}/cuda/libcuda.so.1")
     archive.file(bed.program(), f"{CHECKS}/cuda/program")
     _with_libraries(archive, [bed.library(), bed.program()], copied=False)
+    for unit in ("gpuwarden.service", "gpuwarden.socket"):
+        archive.file(ROOT / "deploy/systemd" / unit, f"{CHECKS}/deploy/{unit}")
     for path in (ROOT / "tests/__init__.py", HERE / "__init__.py", *(HERE / "inside").glob("*.py")):
         archive.file(path, f"{CHECKS}/{path.relative_to(ROOT)}")
     for number, (name, content) in enumerate(kernel.modules.items()):

@@ -11,6 +11,8 @@ from typing import NamedTuple
 GUESTS = {
     "small": "rdinit=/init",
     "systemd": "rdinit=/lib/systemd/systemd systemd.unit=guest.target systemd.show_status=no",
+    "unit": "rdinit=/lib/systemd/systemd systemd.unit=guest.target systemd.show_status=no "
+    "checks=unit",
 }
 """Guest → what its kernel is told of its first process."""
 LIMIT_SECONDS = 1800.0

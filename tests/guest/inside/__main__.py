@@ -1,4 +1,4 @@
-"""Runs the checks of one guest: ``small`` (busybox) or ``systemd``."""
+"""Runs the checks of one guest: ``small`` (busybox), ``systemd`` or, with it, those of the unit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 import sys
 
 from gpuwarden.probes import loader
-from tests.guest.inside import cuda, systemd, whole
+from tests.guest.inside import cuda, systemd, unit, whole
 from tests.guest.inside.report import Report
 from tests.guest.inside.ways import WayChecks
+
+
+def is_for_the_unit() -> bool:
+    with open("/proc/cmdline", encoding="ascii") as file:
+        return "checks=unit" in file.read().split()
 
 
 def main() -> None:
@@ -22,7 +27,7 @@ def main() -> None:
         "guest:device", whole.a_device_that_opens
     ):
         if sys.argv[1] == "systemd":
-            systemd.run(report)
+            (unit if is_for_the_unit() else systemd).run(report)
         else:
             for way in loader.WAYS:
                 WayChecks(way, report).run()

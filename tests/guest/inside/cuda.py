@@ -32,7 +32,7 @@ def launches() -> str:
         attached = probe.attach(found)
         assert not attached.problems, attached.problems
         probe.sample(600.0, 100)
-        with _program(*KERNELS, "launch cuLaunchKernel a 150", "launch cuGraphLaunch G 7"):
+        with program(*KERNELS, "launch cuLaunchKernel a 150", "launch cuGraphLaunch G 7"):
             samples = probe.samples()
             counts = sorted(one.launches for one in probe.counts())
             assert counts == [7, 150], counts
@@ -69,7 +69,7 @@ def calls() -> str:
     with CudaCalls(CallSettings(), told) as probe, _library() as found:
         attached = probe.attach(found)
         assert not attached.problems, attached.problems
-        with _program(*KERNELS[:3]):
+        with program(*KERNELS[:3]):
             for _ in range(20):
                 probe.poll()
         assert told.loads and told.loads[0].startswith(b"kernels"), told.loads
@@ -89,7 +89,7 @@ def _library() -> Iterator[FoundLibrary]:
 
 
 @contextmanager
-def _program(*commands: str) -> Iterator[None]:
+def program(*commands: str) -> Iterator[None]:
     """A program that has run its commands and waits."""
     process = subprocess.Popen(
         [PROGRAM, LIBRARY, *commands, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
