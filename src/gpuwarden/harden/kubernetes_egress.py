@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gpuwarden.finding import Row
 from gpuwarden.harden.kubernetes_peers import Peer, Peers
@@ -45,7 +45,7 @@ class Learned(Struct):
     """What was seen of one namespace."""
 
     namespace: str
-    seen: Counter[Peer] = Counter()
+    seen: Counter[Peer] = field(default_factory=Counter)
     """Peer → in how many recordings of how many processes."""
     refused: dict[str, str] = {}
     """What is not allowed although it was seen → why."""
@@ -63,9 +63,7 @@ def learn(
     snapshots: Iterable[Snapshot], policy: Policy, policy_path: str | None, peers: Peers
 ) -> dict[str, Learned]:
     """What expected processes of the policy's GPU namespaces talked to; others are listed."""
-    learned = {
-        name: Learned(name, Counter(), {}, 0, {}) for name in dict.fromkeys(policy.namespaces.gpu)
-    }
+    learned = {name: Learned(name) for name in dict.fromkeys(policy.namespaces.gpu)}
     for snapshot in snapshots:
         report = judge(snapshot, policy, policy_path)
         node = Node(snapshot)
