@@ -37,7 +37,8 @@ def _head(sheet: Sheet, plan: Plan) -> None:
     subject = plan.subject
     verdict = plan.verdict
     style = STYLES[VERDICT_SEVERITY[verdict]] if verdict is not None else "bold"
-    gpus = f"GPU {', '.join(subject.gpus)}" if subject.gpus else "no GPU"
+    unnamed = "no GPU" if subject.pid is None else "the GPU"
+    gpus = f"GPU {', '.join(subject.gpus)}" if subject.gpus else unnamed
     who = f"pid {subject.pid} on {gpus}" if subject.pid is not None else gpus
     lead = f"{verdict.upper() if verdict is not None else 'NO VERDICT'} "
     sheet.lead(lead, f"{who}, node {escape(plan.node)}, seen {moment(plan.at_ns)}", style=style)
