@@ -225,8 +225,10 @@ def test_it_is_ready_and_can_write_nothing_of_the_node(agent: str) -> None:
     look = ("gpuwarden", "doctor", "--root", "/host", "--format", "json")
     doctor = podman("exec", agent, *look, check=False)
     states = {one["name"]: one["state"] for one in json.loads(doctor.stdout)["sensors"]}
-    # The kernel's log too, although its device node is closed to containers.
+    # On machines for tests the first process may be closed to root itself.
+    assert states.pop("holders") in ("ok", "partial")
     assert set(states.values()) <= {"ok", "absent"}, states
+    # Although its device node is closed to containers.
     assert states["kernel_log"] == "ok"
     assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
 
