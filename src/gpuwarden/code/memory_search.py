@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+
+_BLOCK_BYTES = 1 << 18
+"""What stays in a cache while it is compared with each beginning."""
+_HITS_SHARE = 64
+_HITS_FLOOR = 4096
+_COMMON = frozenset(b"\0\1\x7f_ .") | frozenset(range(ord("a"), ord("z") + 1))
 
 
 @functools.cache
@@ -19,6 +27,13 @@ def _memmem() -> Callable[[int, int, bytes, int], int | None]:
     function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
     return function
+
+
+def _rarest(needle: bytes) -> int:
+    """Where in it three bytes are that text and zeros have little of."""
+    return min(
+        range(len(needle) - 2), key=lambda k: sum(byte in _COMMON for byte in needle[k : k + 3])
+    )
 
 
 class Haystack:
@@ -30,6 +45,47 @@ class Haystack:
         self._address: int = self._bytes.ctypes.data
         self._memmem = _memmem()
         self._known: dict[bytes, list[int]] = {}
+
+    def learn(self, needles: Sequence[bytes]) -> None:
+        """Looks for several needles, of four bytes or more, at once: half the time of one by one.
+
+        Afterwards ``find`` knows them. Where the data is full of their beginnings nothing is
+        learned, and each is searched for as before.
+        """
+        even = self.size & ~1
+        where = {needle: _rarest(needle) for needle in needles}
+        pairs = sorted(
+            {
+                int.from_bytes(needle[k : k + 2], sys.byteorder)
+                for needle, first in where.items()
+                for k in (first, first + 1)
+            }
+        )
+        marks, one = np.empty(_BLOCK_BYTES // 2, bool), np.empty(_BLOCK_BYTES // 2, bool)
+        hits: list[np.ndarray[Any, Any]] = []
+        left = self.size // _HITS_SHARE + _HITS_FLOOR
+        for at in range(0, even, _BLOCK_BYTES):
+            block = self._bytes[at : min(at + _BLOCK_BYTES, even)].view(np.uint16)
+            some, other = marks[: len(block)], one[: len(block)]
+            np.equal(block, pairs[0], out=some)
+            for pair in pairs[1:]:
+                np.equal(block, pair, out=other)
+                np.bitwise_or(some, other, out=some)
+            found = np.flatnonzero(some)
+            left -= len(found)
+            if left < 0:
+                return
+            if len(found):
+                hits.append(found * 2 + at)
+        starts = np.concatenate(hits) if hits else np.empty(0, np.int64)
+        starts = np.concatenate((starts - 1, starts))
+        starts.sort()
+        for needle in needles:
+            places = starts - where[needle]
+            places = places[(places >= 0) & (places <= self.size - len(needle))]
+            for k, byte in enumerate(needle):
+                places = places[self._bytes[places + k] == byte]
+            self._known[needle] = places.tolist()
 
     def find_all(self, needle: bytes, limit: int) -> list[int]:
         """The first ``limit`` places of ``needle``; if these are all, ``find`` knows them then."""

@@ -24,7 +24,7 @@ from gpuwarden.code.module import Place, Problem
 from gpuwarden.code.sweep import sweep
 from gpuwarden.codescan.memory_map import ADDRESS_LIMIT
 from gpuwarden.codescan.tasks import MemoryTask, Span
-from gpuwarden.codescan.windows import cut_at, extents_of
+from gpuwarden.codescan.windows import MARKS, cut_at, extents_of
 
 WINDOW_BYTES = 32 << 20
 LIMIT_BYTES = 320 << 20
@@ -112,6 +112,7 @@ class Memory:
             end = at + size if size > WINDOW_BYTES else min(joined, at + size, self._last)
             data = self._filled(at, end)
             haystack = Haystack(data)
+            haystack.learn(MARKS)
             extents = extents_of(data, haystack)
             cut = len(data)
             if end < joined or any(cut < one.end <= one.start + LIMIT_BYTES for one in extents):

@@ -193,3 +193,5 @@ _ENDS: tuple[tuple[bytes, Callable[[memoryview, int], int]], ...] = (
     (BUNDLE, _bundle_end),
     (tile_ir.MAGIC, _tile_ir_end),
 )
+MARKS = tuple(mark for mark, _ in _ENDS)
+"""What machine code begins with; PTX is text, of which most text has parts."""
