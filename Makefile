@@ -3,7 +3,7 @@
 #   make scan     scan this machine, then a recorded node with a miner on it
 #   make test     run all tests (ARGS="-k slurm" for some)
 
-.PHONY: scan test test-guest test-corpus test-libcuda baselines classifier fuzz probes check schema lock bench clean
+.PHONY: scan test test-guest test-corpus test-libcuda test-image manifests baselines classifier fuzz probes check schema lock bench clean
 .NOTPARALLEL:
 
 scan:
@@ -35,6 +35,16 @@ test-corpus:
 test-libcuda:
 	@scripts/setup test
 	@.venv/bin/python -m pytest -q tests/libcuda $(ARGS)
+
+# The container image, built and run as the DaemonSet runs it: minutes at first, so not part of `test`.
+test-image:
+	@scripts/setup test
+	@.venv/bin/python -m pytest -q tests/image $(ARGS)
+
+# deploy/kubernetes, and the chart's copies of alerts and dashboard.
+manifests:
+	@scripts/setup test
+	@.venv/bin/python scripts/render_manifests
 
 # The starter baseline that ships, of the wheels in scripts/baseline_packages.txt: 22 GB of downloads,
 # twenty minutes on two idle cores.
@@ -79,6 +89,7 @@ bench:
 	@.venv/bin/python -m bench.cuda_finder
 	@.venv/bin/python bench/launch_profiles.py
 	@.venv/bin/python bench/cuda_launch_cost.py
+	@.venv/bin/python bench/evidence_speed.py
 	@.venv/bin/python bench/code_speed.py
 
 clean:

@@ -320,14 +320,16 @@ def _respond(arguments: argparse.Namespace) -> int:
     """`evidence`, `respond`, `harden` and `journal`: what could not be done is 2."""
     from importlib import import_module
 
+    from gpuwarden import prompt
+
     policy, policy_path = load_policy(arguments.policy)
     try:
         told = import_module(f"gpuwarden.{arguments.command}.command").run(
             arguments,
             policy,
             policy_path,
-            tell=_tell,
-            ask=_ask,
+            tell=prompt.tell,
+            ask=prompt.ask,
             width=_width(),
             colour=_colour(),
         )
@@ -339,25 +341,6 @@ def _respond(arguments: argparse.Namespace) -> int:
     _write(told.text)
     sys.stderr.write(told.complaint)
     return int(told.code)
-
-
-def _tell(line: str) -> None:
-    """A line of progress for the person who waits."""
-    from gpuwarden.outputs.words import escape
-
-    sys.stderr.write(escape(line) + "\n")
-    sys.stderr.flush()
-
-
-def _ask(question: str) -> bool:
-    """Whether a person at a terminal says yes; nobody there is no."""
-    from gpuwarden.outputs.words import escape
-
-    if not sys.stdin.isatty():
-        return False
-    sys.stderr.write(f"{escape(question)} [yes/NO] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip() == "yes"
 
 
 def _complain(error: GpuwardenError) -> None:

@@ -181,8 +181,7 @@ def _write_units(folder: Path, units: Mapping[str, str], wanted: Sequence[str]) 
         path.chmod(0o644)
     started = [name for name in units if name.endswith(".service") and "@." not in name]
     (folder / TARGET).write_text(
-        "[Unit]\nDefaultDependencies=no\nAllowIsolate=yes\n"
-        + f"Wants={' '.join([*started, *wanted])}\n"
+        f"[Unit]\nDefaultDependencies=no\nAllowIsolate=yes\nWants={' '.join([*started, *wanted])}\n"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tests.support.chart import (
 
 CAPABILITIES = {
     "BPF", "PERFMON", "NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG", "KILL", "SETUID",
-    "SETGID", "SETPCAP",
+    "SETGID", "SETPCAP", "CHECKPOINT_RESTORE",
 }  # fmt: skip
 HOSTILE = (
     'a"b',
@@ -252,7 +253,7 @@ def test_no_secret_is_put_where_others_read_it() -> None:
 
 
 def test_odd_texts_stay_texts() -> None:
-    capabilities = dict(zip(sorted(CAPABILITIES), HOSTILE, strict=True))
+    capabilities = dict(zip(sorted(CAPABILITIES), cycle(HOSTILE), strict=False))
     numbered = {f"example.com/{number}": text for number, text in enumerate(HOSTILE)}
     labels = {f"odd{number}": text for number, text in enumerate(HOSTILE)}
     content = {"version": 1, "exceptions": [{"reason": text, text: text} for text in HOSTILE]}
@@ -372,5 +373,5 @@ def test_the_page_names_values_that_are_there() -> None:
         for part in name.split("."):
             assert part in found, name
             found = found[part]
-    table = page[page.index("| capability |") : page.index("As uid 65532")]
+    table = page[page.index("| capability |") : page.index("\nKernels that keep")]
     assert set(re.findall(r"`([A-Z_]+)`", table)) == CAPABILITIES

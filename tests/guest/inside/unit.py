@@ -19,6 +19,7 @@ INSTALLED = "/opt/gpuwarden/bin/gpuwarden"
 PYTHON = "/usr/bin/python3 -m gpuwarden"
 UNITS = "/run/systemd/system"
 TOLD, LOOKED = "/run/unit-told.jsonl", "/run/unit-looked.json"
+ERRORS = "/run/unit-errors.txt"
 CRONTAB = "/var/spool/cron/crontabs/alice"
 PATIENCE_SECONDS = 20.0
 UP_SECONDS = 120.0
@@ -117,7 +118,7 @@ def works(unit: str) -> Works:
     with held_by_alice():
         found = looked(sandbox(unit))
         with started(unit) as told:
-            found["ready, by eBPF"] = "eBPF" in show("StatusText")
+            found["ready, by eBPF"] = show("StatusText").startswith("device opens are seen by eBPF")
             found["a user's open is seen"] = seen(
                 lambda: place.opened(place.GPU, None, place.ALICE), told, an_open
             )
@@ -180,7 +181,7 @@ def started(unit: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     text = unit.replace("[Unit]", "[Unit]\nDefaultDependencies=no").replace(
         f"ExecStart={INSTALLED}",
         f"{_ENVIRONMENT}\nTimeoutStartSec={UP_SECONDS:.0f}\nStandardOutput=truncate:{TOLD}\n"
-        f"StandardError=null\nExecStart={PYTHON}",
+        f"StandardError=truncate:{ERRORS}\nExecStart={PYTHON}",
     )
     write("gpuwarden.service", text.replace(" watch ", " watch --events --sink stdout "))
     with open(f"{SHIPPED}/gpuwarden.socket", encoding="utf-8") as file:
@@ -217,9 +218,14 @@ def seen(
 
 
 def told_of_cuda() -> str:
-    """The last that was told, for a check that failed."""
+    """Why calls are not seen, for a check that failed."""
     with open(TOLD, encoding="utf-8") as file:
-        return file.read()[-300:]
+        lines = [json.loads(line) for line in file.read().splitlines()]
+    unseen = [line for line in lines if line.get("rule") == "cuda_calls_unseen"]
+    texts = [one["text"] for line in unseen for one in line["evidence"]]
+    kinds = sorted({str(line.get("kind") or line.get("rule")) for line in lines})
+    with open(ERRORS, encoding="utf-8") as file:
+        return f"{texts} {kinds} {file.read()[-200:]}"
 
 
 def an_open(line: dict[str, Any]) -> bool:
