@@ -321,18 +321,12 @@ def _respond(arguments: argparse.Namespace) -> int:
     from importlib import import_module
 
     from gpuwarden import prompt
+    from gpuwarden.outputs.told import Call
 
     policy, policy_path = load_policy(arguments.policy)
     try:
-        told = import_module(f"gpuwarden.{arguments.command}.command").run(
-            arguments,
-            policy,
-            policy_path,
-            tell=prompt.tell,
-            ask=prompt.ask,
-            width=_width(),
-            colour=_colour(),
-        )
+        call = Call(arguments, policy, policy_path, prompt.tell, prompt.ask, _width(), _colour())
+        told = import_module(f"gpuwarden.{arguments.command}.command").run(call)
     except UsageError:
         raise
     except GpuwardenError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from gpuwarden.errors import Denied, Malformed
 from gpuwarden.harden import host as report
 from gpuwarden.harden import host_containers, host_devices, host_kernel
 from gpuwarden.harden.setting import Setting
+from gpuwarden.outputs.told import Call
 from gpuwarden.policy import Evidence, Policy
 from tests.support.recorded_host import RecordedHost
 
@@ -327,14 +329,9 @@ def test_text_and_json_say_the_same_and_the_exit_code_is_the_gravest(tree: Tree)
 
     def told(form: str) -> tuple[str, int]:
         Arguments.format = form
+        arguments: Any = Arguments()
         result = report.run(
-            Arguments(),  # type: ignore[arg-type]
-            Policy(),
-            None,
-            tell=print,
-            ask=lambda _: False,
-            width=100,
-            colour=False,
+            Call(arguments, Policy(), None, print, lambda _: False, width=100, colour=False)
         )
         return result.text, result.code
 

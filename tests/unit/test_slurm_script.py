@@ -19,6 +19,8 @@ from gpuwarden.harden.access import changers
 from gpuwarden.harden.slurm_left import Phase
 from gpuwarden.harden.slurm_script import Settings, script, whole_seconds
 from gpuwarden.host import Host
+from gpuwarden.outputs.told import Call
+from gpuwarden.policy import Policy
 
 PLAIN = Settings(program="/usr/local/bin/gpuwarden", deadline_seconds=25)
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), min_size=1, max_size=30)
@@ -106,13 +108,7 @@ def test_what_slurm_conf_says_is_answered() -> None:
 def run(*words: str) -> tuple[int, str, str]:
     arguments = build_parser().parse_args(["harden", "slurm", *words])
     told = slurm.run(
-        arguments,
-        None,  # type: ignore[arg-type]
-        None,
-        tell=print,
-        ask=lambda _: False,
-        width=100,
-        colour=False,
+        Call(arguments, Policy(), None, print, lambda _: False, width=100, colour=False)
     )
     return told.code, told.text, told.complaint
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable
 
 from gpuwarden.errors import UsageError
 from gpuwarden.evidence.flags import SHOW, VERIFY, check_flags
-from gpuwarden.outputs.told import Told
-from gpuwarden.policy import Policy
+from gpuwarden.outputs.told import Call, Told
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
-    """The command; ``tell`` takes lines while it works, ``ask`` puts a question.
+def run(call: Call) -> Told:
+    """The command.
 
     Errors: GpuwardenError.
     """
+    arguments = call.arguments
     check_flags(arguments)
     action = arguments.what[0] if arguments.what else None
     if action in (VERIFY, SHOW):
@@ -36,26 +25,19 @@ def run(
             return verify_command.verified(
                 path,
                 arguments.key,
-                policy,
+                call.policy,
                 as_json=arguments.format == "json",
-                width=width,
-                colour=colour,
+                width=call.width,
+                colour=call.colour,
             )
         return verify_command.shown(
-            path, as_json=arguments.format == "json", width=width, colour=colour
+            path, as_json=arguments.format == "json", width=call.width, colour=call.colour
         )
-    return _write(arguments, policy, policy_path, tell=tell, width=width, colour=colour)
+    return _write(call)
 
 
-def _write(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    width: int,
-    colour: bool,
-) -> Told:
+def _write(call: Call) -> Told:
+    arguments = call.arguments
     if not os.path.isdir(arguments.root):
         raise UsageError(f"--root {arguments.root}: not a directory")
     from gpuwarden.evidence import archive_text
@@ -67,9 +49,9 @@ def _write(
         why = f"finding {arguments.finding} opened as critical"
     sealed = write(
         wanted_of(arguments),
-        policy,
-        policy_path,
-        tell=tell,
+        call.policy,
+        call.policy_path,
+        tell=call.tell,
         why=why,
         directory=arguments.output,
         limit_bytes=None if arguments.max_mib is None else arguments.max_mib << 20,
@@ -78,4 +60,4 @@ def _write(
     )
     if arguments.format == "json":
         return Told(archive_text.sealed_json(sealed))
-    return Told(archive_text.sealed(sealed, width=width, colour=colour))
+    return Told(archive_text.sealed(sealed, width=call.width, colour=call.colour))

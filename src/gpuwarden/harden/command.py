@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-
 from gpuwarden.errors import UsageError
-from gpuwarden.outputs.told import Told
-from gpuwarden.policy import Policy
+from gpuwarden.outputs.told import Call, Told
 
 SITES = ("kubernetes", "slurm", "host")
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
-    """The command of one site; ``tell`` takes lines while it works, ``ask`` puts a question.
+def run(call: Call) -> Told:
+    """The command of one site.
 
     Errors: GpuwardenError.
     """
+    arguments = call.arguments
     # Imported by name: each site is another job, with imports of its own.
     from importlib import import_module
 
     if arguments.site not in SITES:
         raise UsageError(f"harden: no site is called '{arguments.site}'")
-    told = import_module(f"gpuwarden.harden.{arguments.site}").run(
-        arguments,
-        policy,
-        policy_path,
-        tell=tell,
-        ask=ask,
-        width=width,
-        colour=colour,
-    )
+    told = import_module(f"gpuwarden.harden.{arguments.site}").run(call)
     assert isinstance(told, Told)  # noqa: S101 - what a name gives has no type
     return told

@@ -5,7 +5,6 @@ Nothing is changed. A setting that could not be read is unknown, never sound.
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -14,7 +13,7 @@ from gpuwarden.harden import host_containers, host_devices, host_kernel, host_ow
 from gpuwarden.harden.setting import Setting, State
 from gpuwarden.host import Host
 from gpuwarden.model import Fact
-from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Told
+from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Call, Told
 from gpuwarden.outputs.words import escape, json_text
 from gpuwarden.policy import Policy
 
@@ -32,31 +31,23 @@ class Hardening(Fact, frozen=True, kw_only=True, omit_defaults=False):
     settings: tuple[Setting, ...]
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
+def run(call: Call) -> Told:
     """The report; 1 when something is open, else 2 when something could not be read.
 
     Errors: UsageError.
     """
+    arguments = call.arguments
     host = Host(arguments.root)
     try:
         host.names("/")
     except GpuwardenError as error:
         raise UsageError(f"--root {arguments.root}: not a directory") from error
-    settings = examine(host, policy, policy_path)
+    settings = examine(host, call.policy, call.policy_path)
     states = {setting.state for setting in settings}
     code = FINDING if "open" in states else BLIND if "unknown" in states else CLEAR
     if arguments.format == "json":
         return Told(json_text(Hardening(settings=settings)), code)
-    return Told(render(settings, width=width), code)
+    return Told(render(settings, width=call.width), code)
 
 
 def examine(host: Host, policy: Policy, policy_path: str | None) -> tuple[Setting, ...]:

@@ -22,7 +22,7 @@ from gpuwarden.harden.kubernetes_rules import RuleSet, rule_set
 from gpuwarden.harden.kubernetes_yaml import comment, stream
 from gpuwarden.inputs import node_of
 from gpuwarden.model import Snapshot
-from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Told
+from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Call, Told
 from gpuwarden.outputs.words import escape
 from gpuwarden.policy import Policy
 from gpuwarden.snapshot import open_recording
@@ -40,25 +40,17 @@ class Seen(Struct):
     trouble: list[str] = []
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
+def run(call: Call) -> Told:
     """The policies and the report; exit code 1 when a pod of today would be refused.
 
     Errors: UsageError, and what a scan raises.
     """
+    arguments = call.arguments
     rules = rule_set(arguments.gpu_resource, arguments.runtime_class)
-    seen = _look(arguments, policy, rules, tell)
-    exempt = policy.namespaces.exempt
+    seen = _look(arguments, call.policy, rules, call.tell)
+    exempt = call.policy.namespaces.exempt
     admission = kubernetes_admission.objects(rules, exempt=exempt, audit=arguments.audit)
-    egress_words, egress = _egress(arguments, policy, policy_path, seen, tell)
+    egress_words, egress = _egress(arguments, call.policy, call.policy_path, seen, call.tell)
     words = {
         ADMISSION: [*kubernetes_words.first(audit=arguments.audit, exempt=exempt)],
         EGRESS: egress_words,

@@ -5,11 +5,10 @@ Printed, or written into a directory; nothing is installed. With ``--check`` it 
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuwarden.code.baseline.file_writer import write_whole
 from gpuwarden.errors import GpuwardenError, UsageError
@@ -20,9 +19,8 @@ from gpuwarden.harden.access import changers
 from gpuwarden.harden.slurm_left import Phase
 from gpuwarden.harden.slurm_script import OVERHEAD_SECONDS, Settings, script, whole_seconds
 from gpuwarden.host import Host
-from gpuwarden.outputs.told import CLEAR, FINDING, Told
+from gpuwarden.outputs.told import CLEAR, FINDING, Call, Told
 from gpuwarden.outputs.words import escape
-from gpuwarden.policy import Policy
 
 PHASES: tuple[Phase, ...] = ("prolog", "epilog")
 LONGEST_SECONDS = 25
@@ -37,25 +35,17 @@ _LOOSE = ("proctrack/pgid", "proctrack/linuxproc")
 _NEXT_TO_OTHERS = "a directory and a pattern run several: Prolog=/etc/slurm/prolog.d/*"
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
+def run(call: Call) -> Told:
     """Prints or writes the scripts; 1 when others than root could change what they run.
 
     Errors: UsageError, Denied.
     """
+    arguments = call.arguments
     if arguments.check is not None:
         # Imported here: printing two scripts needs no sensor.
         from gpuwarden.harden import slurm_check
 
-        return slurm_check.run(arguments, policy, policy_path)
+        return slurm_check.run(arguments, call.policy, call.policy_path)
     if arguments.job is not None or arguments.gpus is not None:
         raise UsageError("--job and --gpus go with --check")
     host = Host(arguments.root)
@@ -64,7 +54,7 @@ def run(
         program=_program(arguments.program),
         deadline_seconds=deadline(arguments.deadline, slurm),
         drain=arguments.drain,
-        policy=_absolute("--policy", arguments.policy),
+        policy=_absolute("--call.policy", arguments.policy),
         nvml_library=_absolute("--nvml-library", arguments.nvml_library),
         log=_absolute("--log", arguments.log),
     )

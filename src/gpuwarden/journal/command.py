@@ -6,7 +6,6 @@ import argparse
 import os
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from gpuwarden.errors import Unavailable, UsageError
@@ -18,7 +17,7 @@ from gpuwarden.journal.place import JOURNAL
 from gpuwarden.journal.signing import public_key, signing_key
 from gpuwarden.journal.verification import Verification, verify
 from gpuwarden.model import Fact
-from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Told
+from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Call, Told
 from gpuwarden.outputs.words import escape, json_text
 from gpuwarden.policy import Policy
 
@@ -37,20 +36,12 @@ class JournalPage(Fact, frozen=True, kw_only=True, omit_defaults=False):
     entries: tuple[Entry, ...]
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
-    """The command; ``tell`` takes lines while it works, ``ask`` puts a question.
+def run(call: Call) -> Told:
+    """The command.
 
     Errors: GpuwardenError.
     """
+    arguments = call.arguments
     if arguments.action != "show" and arguments.since:
         raise UsageError("--since: only with `gpuwarden journal show`")
     if arguments.action != "verify" and (arguments.head or arguments.key):
@@ -58,13 +49,13 @@ def run(
     path = os.path.abspath(arguments.journal or JOURNAL)
     as_json = arguments.format == "json"
     if arguments.action == "verify":
-        return _verify(path, arguments, policy, width=width, colour=colour)
+        return _verify(path, arguments, call.policy, width=call.width, colour=call.colour)
     if arguments.action == "head":
         head = head_of(path)
         if head is None:
             return Told("", BLIND, escape(f"gpuwarden: {path}: there is no entry yet") + "\n")
         return Told(json_text(head) if as_json else f"{head}\n")
-    return _show(path, arguments.since, as_json=as_json, width=width, colour=colour)
+    return _show(path, arguments.since, as_json=as_json, width=call.width, colour=call.colour)
 
 
 def _verify(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from gpuwarden.host import Host
 from gpuwarden.inputs import node_of
 from gpuwarden.judge import judge
 from gpuwarden.model import Fact, Snapshot
-from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Told
+from gpuwarden.outputs.told import BLIND, CLEAR, FINDING, Call, Told
 from gpuwarden.outputs.words import escape, json_text
 from gpuwarden.policy import Policy
 from gpuwarden.respond import denied_command, hung, plan_text
@@ -82,20 +81,12 @@ class _Asked(Struct, frozen=True):
     means: RealMeans
 
 
-def run(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    policy_path: str | None,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
-    """The command; ``tell`` takes lines while it works, ``ask`` puts a question.
+def run(call: Call) -> Told:
+    """The command.
 
     Errors: GpuwardenError.
     """
+    arguments = call.arguments
     check_flags(arguments)
     settings = Settings(
         host=Host(arguments.root),
@@ -105,20 +96,20 @@ def run(
         within_seconds=arguments.within,
         reason=arguments.reason,
         nvml_library=arguments.nvml_library,
-        policy_path=policy_path,
+        policy_path=call.policy_path,
     )
     given = Confirmations(owner_confirmed=arguments.owner_confirmed, yes=arguments.yes)
     if arguments.denied:
         return denied_command.listed(settings, as_json=arguments.format == "json")
-    means = RealMeans(settings, policy, given)
+    means = RealMeans(settings, call.policy, given)
     if arguments.allow is not None:
-        return denied_command.allowed(arguments.allow, settings, means, given, ask=ask)
-    judging = _Judge(policy, policy_path)
+        return denied_command.allowed(arguments.allow, settings, means, given, ask=call.ask)
+    judging = _Judge(call.policy, call.policy_path)
     finder = Finder(
         settings.host,
-        policy,
+        call.policy,
         settings.state_directory,
-        look=lambda: node_of(arguments, policy),
+        look=lambda: node_of(arguments, call.policy),
         judge=judging,
     )
     found = finder.find(arguments.what)
@@ -130,9 +121,9 @@ def run(
     asked = _Asked(arguments, settings, given, means)
     # Undoing what was done is right whatever became of the process since.
     if arguments.do is None or (found.judged_again and arguments.do not in UNDOING):
-        told = _plan(found, asked, judging, width=width, colour=colour)
+        told = _plan(found, asked, judging, call)
     else:
-        told = _do(found, asked, judging, tell=tell, ask=ask, width=width, colour=colour)
+        told = _do(found, asked, judging, call)
     return replace(told, complaint=told.complaint + complaint)
 
 
@@ -147,7 +138,7 @@ def _note_judged_again(found: Found, means: RealMeans, asked: str) -> str:
     return ""
 
 
-def _plan(found: Found, asked: _Asked, judging: _Judge, *, width: int, colour: bool) -> Told:
+def _plan(found: Found, asked: _Asked, judging: _Judge, call: Call) -> Told:
     arguments = asked.arguments
     plan = make_plan(
         found,
@@ -161,7 +152,7 @@ def _plan(found: Found, asked: _Asked, judging: _Judge, *, width: int, colour: b
     text = (
         json_text(plan)
         if arguments.format == "json"
-        else plan_text.render(plan, width=width, colour=colour)
+        else plan_text.render(plan, width=call.width, colour=call.colour)
     )
     complaint = ""
     if arguments.do is not None:
@@ -174,27 +165,18 @@ def _code(plan: Plan) -> int:
     return CLEAR if clear else FINDING
 
 
-def _do(
-    found: Found,
-    asked: _Asked,
-    judging: _Judge,
-    *,
-    tell: Callable[[str], None],
-    ask: Callable[[str], bool],
-    width: int,
-    colour: bool,
-) -> Told:
+def _do(found: Found, asked: _Asked, judging: _Judge, call: Call) -> Told:
     name: StepName = asked.arguments.do
     actor = next((one for step, one in actors(asked.settings, judging.rows) if step == name), None)
     if actor is None:
         raise UsageError(f"--do {name}: not in this build; there are: {', '.join(STEPS)}")
-    tried = do(actor, name, found.target, asked.given, asked.means, tell=tell, ask=ask)
+    tried = do(actor, name, found.target, asked.given, asked.means, tell=call.tell, ask=call.ask)
     if tried.outcome is not None:
         undo = with_flags(tried.outcome.undo, _flags(asked.arguments))
         tried = replace(tried, outcome=replace(tried.outcome, undo=undo))
     if asked.arguments.format == "json":
         return Told(json_text(_response(name, tried)), CODES[tried.state])
-    text = plan_text.render_tried(name, tried, width=width, colour=colour)
+    text = plan_text.render_tried(name, tried, width=call.width, colour=call.colour)
     return Told(text, CODES[tried.state])
 
 
