@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from gpuwarden.finding import Finding
 from gpuwarden.probes.cgroup2 import GroupKey
+from gpuwarden.probes.exec_count import ExecCounts
+from gpuwarden.respond.identity import read_identity
 from gpuwarden.watch import control
 from gpuwarden.watch.evidence_findings import EVIDENCE_RULES
 from gpuwarden.watch.evidence_side import EvidenceSide
+from gpuwarden.watch.exec_subjects import ExecSubjects
 from gpuwarden.watch.journal_head import JOURNAL_FILE, JOURNAL_RULES, KEPT_FILE, JournalHead
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ class ResponseSide:
 
     def __init__(self, agent: Agent, stack: ExitStack) -> None:
         self._agent = agent
+        counts = stack.enter_context(ExecCounts())
+        host = agent.host
+        agent.telling.fill = ExecSubjects(lambda pid: read_identity(host, pid, counts)).filled
         self._control = control.started(agent, stack)
         directory = agent.options.state_directory
         kept = os.path.join(directory, KEPT_FILE) if agent.telling.is_kept else None

@@ -111,6 +111,8 @@ class Telling:
         self._thread = threading.Thread(target=self._write, name="telling", daemon=True)
         self._rounds = 0
         self.view = TellingView(findings=tuple(self._life.open.values()))
+        self.fill: Callable[[Sequence[Finding]], list[Finding]] = list
+        """Adds what takes a look at a process; called in the thread that tells."""
 
     def start(self, stack: ExitStack) -> None:
         """Starts the threads; at the end they get a moment for what is left."""
@@ -223,7 +225,7 @@ class Telling:
         if job.modules:
             self._store.modules.record(job.modules)
             return
-        findings = list(job.findings)
+        findings = self.fill(job.findings)
         if job.is_round:
             health, troubles = self._dispatcher.health(), self._store.troubles
             findings += self._trouble.findings(
