@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gpuwarden.finding import Advisory, Verdict
 
-_EVIDENCE = "Keep the evidence first: gpuwarden snapshot FILE, and copy /proc/{pid}/exe elsewhere."
+_EVIDENCE = (
+    "Keep the evidence first: gpuwarden evidence {pid}; what may be done then: gpuwarden respond "
+    "{pid}."
+)
 
 GPU_CRYPTOMINER = Advisory(
     "gpu_cryptominer",
@@ -34,7 +37,8 @@ GPU_PROCESS_SUSPICIOUS = Advisory(
         _EVIDENCE,
         "Ask {owner} whether it is theirs, with the binary's path and start time.",
         "Look at its peers and what started it; a second, independent sign makes it a miner.",
-        "If nobody claims it: freeze it (kill -STOP {pid}) rather than kill it, and go on looking.",
+        "If nobody claims it: gpuwarden respond {pid} --do freeze, rather than kill it; and go on "
+        "looking.",
     ),
     needs=("processes",),
 )
@@ -101,7 +105,8 @@ GPU_ZOMBIE_CONTEXT = Advisory(
     (
         "End the processes that inherited its descriptors (named in the evidence), after asking "
         "their owner; killing the zombie itself does nothing.",
-        "kill -9 only for a confirmed hung context (state D, an Xid of its GPU, no progress).",
+        "Kill it (gpuwarden respond {pid} --do kill) only for a confirmed hung context (state D, an "
+        "Xid of its GPU, no progress).",
         "If nothing holds it: reset {gpu} only when nobody else is on it; reboot only as the last "
         "resort.",
     ),
@@ -295,8 +300,7 @@ GPU_MODULE_HASH_LIKE = Advisory(
     "kind of evidence; a second, independent one makes the process a cryptominer. That the code "
     "looks as if a JIT compiler had made it clears nothing.",
     (
-        "Keep the evidence first: gpuwarden snapshot FILE, gpuwarden code scan --pid {pid}, and "
-        "copy /proc/{pid}/exe elsewhere.",
+        _EVIDENCE,
         "Ask {owner} what the kernels named below are for, and which package brings them.",
         "Compare with a known-good run of the same workload: gpuwarden code verify.",
         "If it is theirs, add that package to the profile's baseline, by its digests; never allow "

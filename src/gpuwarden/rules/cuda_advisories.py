@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpuwarden.finding import Advisory
 
 _EVIDENCE = (
-    "Keep the evidence first: gpuwarden snapshot FILE, gpuwarden code scan --pid {pid} before the "
-    "image is freed, and copy /proc/{pid}/exe elsewhere."
+    "Keep the evidence first, before the image is freed: gpuwarden evidence {pid}; what may be "
+    "done then: gpuwarden respond {pid}."
 )
 
 MODULE_LOADED_HASH_LIKE = Advisory(
@@ -86,8 +86,7 @@ GPU_PROCESS_WITHOUT_DRIVER_LIBRARY = Advisory(
     "driver, display servers and runtimes are not meant. A warning where the process could not be "
     "read whole.",
     (
-        "Keep the evidence first: gpuwarden snapshot FILE, and copy /proc/{pid}/exe and "
-        "/proc/{pid}/maps elsewhere.",
+        "Keep the evidence first: gpuwarden evidence {pid}.",
         "Ask {owner} what program it is; a few research runtimes drive the GPU without CUDA.",
         "Look for the driver inside its binary: strings on the copy, for cuInit and for the "
         "driver's version.",

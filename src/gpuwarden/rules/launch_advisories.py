@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpuwarden.finding import Advisory
 
 _EVIDENCE = (
-    "Keep the evidence first: gpuwarden snapshot FILE, gpuwarden code scan --pid {pid}, and copy "
-    "/proc/{pid}/exe elsewhere."
+    "Keep the evidence first: gpuwarden evidence {pid}; what may be done then: gpuwarden respond "
+    "{pid}."
 )
 _RELEARN = (
     "If the workload was changed and this is its own: learn the launch profile again from a run "

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gpuwarden.finding import Advisory
 
-_EVIDENCE = "Keep the evidence first: gpuwarden snapshot FILE, and copy /proc/{pid}/exe elsewhere."
+_EVIDENCE = (
+    "Keep the evidence first: gpuwarden evidence {pid}; what may be done then: gpuwarden respond "
+    "{pid}."
+)
 
 CONTAINER_OPENS_ACCELERATOR = Advisory(
     "container_opens_accelerator",

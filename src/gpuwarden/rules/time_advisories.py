@@ -27,7 +27,7 @@ GPU_BURSTS_ON_IDLE_NODE = Advisory(
     "at the node finds it idle. Interactive work that is not in the expected set does it, too.",
     (
         _SINCE,
-        "Keep what is there: gpuwarden snapshot FILE, and copy /proc/{pid}/exe elsewhere.",
+        "Keep what is there: gpuwarden evidence {pid}.",
         "Ask {owner} what it is for. If it belongs here, add it to the policy file.",
         "If it is busy only while nobody is logged in, look from another machine (gpuwarden "
         "history, metrics): it may notice a login.",
