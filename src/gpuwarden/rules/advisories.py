@@ -105,8 +105,8 @@ GPU_ZOMBIE_CONTEXT = Advisory(
     (
         "End the processes that inherited its descriptors (named in the evidence), after asking "
         "their owner; killing the zombie itself does nothing.",
-        "Kill it (gpuwarden respond {pid} --do kill) only for a confirmed hung context (state D, an "
-        "Xid of its GPU, no progress).",
+        "Kill it (gpuwarden respond {pid} --do kill) only for a confirmed hung context (state D, "
+        "an Xid of its GPU, no progress).",
         "If nothing holds it: reset {gpu} only when nobody else is on it; reboot only as the last "
         "resort.",
     ),
