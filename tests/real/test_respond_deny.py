@@ -32,7 +32,7 @@ HOLDS = (
     "busybox mkdir /tmp/.cache && busybox cp /bin/busybox /tmp/.cache/sleep && "
     "exec 3</dev/gpu; exec /tmp/.cache/sleep 1000"
 )
-"""In a hidden place: with a container that nobody gave the device to, that is a rogue one."""
+"""In a hidden place: a sign, so that its verdict allows a denial."""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,9 @@ def test_by_the_daemon_until_it_is_taken_back_and_across_its_restart(
     with watching(tmp_path) as agent:
         assert opened(engine, named) == 3
         plan = respond(tmp_path, str(pid), check=1)
-        assert "ROGUE-CONTAINER" in plan.stdout and "--do deny" in plan.stdout
+        # Rogue where a scheduler answers that nobody was given it; else one sign alone.
+        assert plan.stdout.startswith(("ROGUE-CONTAINER", "SUSPICIOUS"))
+        assert "--do deny" in plan.stdout
 
         done = respond(tmp_path, str(pid), "--do", "deny", "--yes", "--reason", "T-7", check=0)
         words = " ".join(done.stdout.split())
