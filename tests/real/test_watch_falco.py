@@ -76,7 +76,7 @@ def polling_agent(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> It
     token.chmod(0o600)
     with watching(
         directory, "--falco-listen", "127.0.0.1:0", "--falco-token-file", str(token),
-        "--way", "poll", "--events",
+        "--way", "poll", "--events", program=("tests.support.quick_watch", "0.3", "60"),
     ) as agent:  # fmt: skip
         yield agent
 
