@@ -19,14 +19,23 @@ from tests.support.probes import build
 FIND_SECONDS = 20.0
 
 
+def nodes() -> set[Path]:
+    return set(Path("/dev").glob("nvidia*"))
+
+
 @pytest.fixture(scope="session")
-def library() -> Path:
-    """Its file."""
+def library() -> Iterator[Path]:
+    """Its file. As root the library makes device nodes, driver or not; they are taken away again."""
     require_root()
+    before = nodes()
     try:
-        return driver_library()
+        yield driver_library()
     except NotToBeHadError as error:
         unavailable(f"the driver library cannot be had: {error}")
+    finally:
+        for made in nodes() - before:
+            if made.is_char_device():
+                made.unlink()
 
 
 @pytest.fixture(scope="module")
