@@ -25,7 +25,7 @@ def nodes() -> set[Path]:
 
 @pytest.fixture(scope="session")
 def library() -> Iterator[Path]:
-    """Its file. As root the library makes device nodes, driver or not; they are taken away again."""
+    """Its file. As root it makes device nodes, driver or not; they are taken away again."""
     require_root()
     before = nodes()
     try:
