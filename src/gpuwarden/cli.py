@@ -311,9 +311,7 @@ def _look(arguments: argparse.Namespace, run: Callable[[Tell], Told]) -> int:
         except GpuwardenError as error:
             _complain(error)
             return EXIT_BLIND
-    _write(told.text)
-    sys.stderr.write(told.complaint)
-    return told.code
+    return _end(told)
 
 
 def _respond(arguments: argparse.Namespace) -> int:
@@ -332,9 +330,13 @@ def _respond(arguments: argparse.Namespace) -> int:
     except GpuwardenError as error:
         _complain(error)
         return EXIT_BLIND
+    return _end(told)
+
+
+def _end(told: Told) -> int:
     _write(told.text)
     sys.stderr.write(told.complaint)
-    return int(told.code)
+    return told.code
 
 
 def _complain(error: GpuwardenError) -> None:

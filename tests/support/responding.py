@@ -15,7 +15,8 @@ from gpuwarden.respond.doing import Tried
 from gpuwarden.respond.identity import Changed
 from gpuwarden.respond.means import belongs
 from gpuwarden.respond.order import NEEDS
-from gpuwarden.respond.step import Identity, Outcome, Step, StepName, Target, Tell
+from gpuwarden.respond.step import Identity, Outcome, Step, Target, Tell
+from gpuwarden.respond.step_names import StepName
 from gpuwarden.respond.target import Found, of_process_now
 from tests.support.nodes import BOOT_ID, NodeBuilder
 

@@ -19,11 +19,11 @@ from gpuwarden.finding import VERDICTS, Row, Verdict
 from gpuwarden.host import Host
 from gpuwarden.respond.allowed import POWERS, grant, refusal
 from gpuwarden.respond.doing import Confirmations, Tried, do
-from gpuwarden.respond.flags import STEPS as FLAG_STEPS
 from gpuwarden.respond.order import NEEDS, STEPS
 from gpuwarden.respond.registry import ACTORS, actors
 from gpuwarden.respond.settings import Settings
-from gpuwarden.respond.step import StepName
+from gpuwarden.respond.step_names import STEPS as FLAG_STEPS
+from gpuwarden.respond.step_names import StepName
 from tests.support.responding import IDENTITY, PID, RecordingActor, RecordingMeans, target_of
 
 E, F, D = "evidence", "freeze", "deny"

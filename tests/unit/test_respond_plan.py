@@ -15,7 +15,8 @@ from gpuwarden.respond import plan_text
 from gpuwarden.respond.doing import Confirmations
 from gpuwarden.respond.order import STEPS
 from gpuwarden.respond.plan import MEANINGS, Plan, make_plan
-from gpuwarden.respond.step import Actor, StepName
+from gpuwarden.respond.step import Actor
+from gpuwarden.respond.step_names import StepName
 from gpuwarden.respond.target import Found
 from tests.conftest import Golden
 from tests.support.nodes import NodeBuilder, executable, policy_of

@@ -119,7 +119,7 @@ def written_before(
         refuse(error, directory)
     for name in sorted(names, reverse=True)[:CANDIDATES_LIMIT]:
         path = os.path.join(directory, name)
-        subject = _subject(path)
+        subject = subject_of(path)
         if subject is None or subject.pid != pid:
             continue
         if (subject.start_time_ticks, subject.boot_id) == (start_time_ticks, boot_id):
@@ -127,7 +127,8 @@ def written_before(
     return None
 
 
-def _subject(path: str) -> Subject | None:
+def subject_of(path: str) -> Subject | None:
+    """What an archive's manifest says that it is about; None where it cannot be read."""
     with suppress(GpuwardenError, OSError):
         handle = open_archive(path)
         try:

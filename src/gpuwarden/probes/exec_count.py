@@ -13,11 +13,11 @@ from types import TracebackType
 from msgspec import Struct
 
 from gpuwarden.errors import GpuwardenError, Unavailable
-from gpuwarden.probes import btf, layouts
+from gpuwarden.probes import layouts
 from gpuwarden.probes.events import ticks
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf, library
-from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, explained
+from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, check_object, explained
 
 OBJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_count.bpf.o")
 LIMIT_BYTES = 64 << 20
@@ -105,11 +105,7 @@ class ExecCounts:
     def _load(self, bpf: Libbpf, stack: ExitStack) -> None:
         if not os.path.exists(KERNEL_TYPES):
             raise Unavailable("this kernel does not describe its types (BTF)")
-        try:
-            with open(self._path, "rb") as file:
-                layouts.check(btf.structures(file.read()), among=LAYOUTS)
-        except FileNotFoundError as error:
-            raise Unavailable("the eBPF probe was not built with this installation") from error
+        check_object(self._path, LAYOUTS)
         loaded = bpf.pointer("bpf_object__open_file", self._path.encode(), None)
         stack.callback(bpf.call, "bpf_object__close", loaded)
         program = bpf.pointer("bpf_object__find_program_by_name", loaded, b"exec_counts")

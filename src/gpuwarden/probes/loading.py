@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import Host
 from gpuwarden.probes import btf, cgroup2, layouts
+from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf
 from gpuwarden.probes.settings import Settings
 from gpuwarden.probes.ways import Way
@@ -160,14 +161,23 @@ def check_needs(settings: Settings, way: Way, path: str) -> None:
             f"{what} tracefs, and it is not mounted",
             remedy="mount -t tracefs tracefs /sys/kernel/tracing",
         )
+    check_object(path)
+
+
+def check_object(path: str, among: Layouts | None = None) -> None:
+    """That an object is there and exchanges what we declare: ``among``, else the device probe's.
+
+    Errors: Unavailable, Malformed.
+    """
     try:
         with open(path, "rb") as file:
-            layouts.check(btf.structures(file.read()))
+            structures = btf.structures(file.read())
     except FileNotFoundError as error:
         raise Unavailable(
             "the eBPF probe was not built with this installation",
             remedy="scripts/build_probes in a checkout, or a wheel for this machine",
         ) from error
+    layouts.check(structures, among=among)
 
 
 def explained(bpf: Libbpf, error: OSError) -> GpuwardenError:

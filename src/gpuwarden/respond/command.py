@@ -19,13 +19,14 @@ from gpuwarden.outputs.words import escape, json_text
 from gpuwarden.policy import Policy
 from gpuwarden.respond import denied_command, hung, plan_text
 from gpuwarden.respond.doing import Confirmations, State, Tried, do
-from gpuwarden.respond.flags import STEPS, check_flags
+from gpuwarden.respond.flags import check_flags
 from gpuwarden.respond.means import RealMeans
 from gpuwarden.respond.order import UNDOING
 from gpuwarden.respond.plan import Plan, make_plan, with_flags
 from gpuwarden.respond.registry import actors
 from gpuwarden.respond.settings import STATE_DIRECTORY, Settings
-from gpuwarden.respond.step import Outcome, StepName, Target
+from gpuwarden.respond.step import Outcome, Target
+from gpuwarden.respond.step_names import STEPS, StepName
 from gpuwarden.respond.target import Finder, Found
 
 OUTCOME_SCHEMA = "gpuwarden.response"

@@ -17,7 +17,8 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.respond import allowed
 from gpuwarden.respond.identity import Changed
 from gpuwarden.respond.order import NEEDS, UNDOING, WITHOUT_EVIDENCE
-from gpuwarden.respond.step import Actor, Identity, Outcome, Step, StepName, Target, Tell
+from gpuwarden.respond.step import Actor, Identity, Outcome, Step, Target, Tell
+from gpuwarden.respond.step_names import StepName
 
 
 class Confirmations(Struct, frozen=True, kw_only=True):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
-from gpuwarden import tar_format
 from gpuwarden.errors import GpuwardenError, Unavailable
-from gpuwarden.evidence import manifest as words
 from gpuwarden.evidence import writing
-from gpuwarden.evidence.reading import open_archive
 from gpuwarden.evidence.wanted import Wanted
-from gpuwarden.respond.identity import difference
+from gpuwarden.respond.identity import difference, of_subject
 from gpuwarden.respond.settings import Settings
 from gpuwarden.respond.step import Identity, Outcome, Step, Target, Tell
 
@@ -110,24 +106,5 @@ def _wanted(target: Target, settings: Settings) -> Wanted | None:
 
 def _identity_in(path: str) -> Identity | None:
     """What process the manifest of an archive says that it is about."""
-    with suppress(GpuwardenError, OSError):
-        handle = open_archive(path)
-        try:
-            data = tar_format.find(handle, words.MANIFEST, words.MANIFEST_LIMIT_BYTES)
-        finally:
-            os.close(handle)
-        if data is None:
-            return None
-        subject = words.decode(data, words.Manifest).account.subject
-        if subject.pid is None or subject.start_time_ticks is None:
-            return None
-        return Identity(
-            pid=subject.pid,
-            start_time_ticks=subject.start_time_ticks,
-            boot_id=subject.boot_id,
-            exe_device=subject.exe_device,
-            exe_inode=subject.exe_inode,
-            exec_count=subject.exec_count,
-            exec_mark=subject.exec_mark,
-        )
-    return None
+    subject = writing.subject_of(path)
+    return None if subject is None else of_subject(subject)

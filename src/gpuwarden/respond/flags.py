@@ -5,19 +5,8 @@ from __future__ import annotations
 import argparse
 
 from gpuwarden.errors import UsageError
+from gpuwarden.respond.step_names import STEPS
 
-STEPS = (
-    "evidence",
-    "freeze",
-    "thaw",
-    "deny",
-    "allow",
-    "hold-jobs",
-    "drain-node",
-    "cordon",
-    "kill",
-    "delete-pod",
-)
 LONGEST_SECONDS = 600.0
 REASON_LIMIT = 500
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
+from gpuwarden.evidence.manifest import Subject as ArchiveSubject
 from gpuwarden.finding import Subject
 from gpuwarden.host import Host
 from gpuwarden.model import Process
@@ -33,8 +34,8 @@ class Changed(Unavailable):
     """It is another process by now, or another program: to be judged again, not to be acted on."""
 
 
-def of_subject(subject: Subject) -> Identity | None:
-    """The identity that a finding was made of; None for one that is not about a process."""
+def of_subject(subject: Subject | ArchiveSubject) -> Identity | None:
+    """The identity that a finding, or an archive, was made of; None if it is about no process."""
     if subject.pid is None or subject.start_time_ticks is None:
         return None
     return Identity(

@@ -13,7 +13,8 @@ from gpuwarden.respond.doing import Confirmations, Tried
 from gpuwarden.respond.evidence_step import Evidence
 from gpuwarden.respond.identity import HeldProcess, hold
 from gpuwarden.respond.settings import Settings
-from gpuwarden.respond.step import Identity, StepName, Target, Tell
+from gpuwarden.respond.step import Identity, Target, Tell
+from gpuwarden.respond.step_names import StepName
 from gpuwarden.respond.untouchable import Untouchable
 
 if TYPE_CHECKING:

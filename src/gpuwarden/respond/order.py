@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpuwarden.respond.allowed import Power
-from gpuwarden.respond.step import StepName
+from gpuwarden.respond.step_names import StepName
 
 NEEDS: Final[dict[StepName, Power]] = {
     "evidence": "evidence",

@@ -23,7 +23,8 @@ from gpuwarden.respond.affected import Other
 from gpuwarden.respond.doing import Confirmations, Means, refusal
 from gpuwarden.respond.judged import gravest
 from gpuwarden.respond.order import ENDING, NEEDS, UNDOING
-from gpuwarden.respond.step import Actor, Identity, Step, StepName
+from gpuwarden.respond.step import Actor, Identity, Step
+from gpuwarden.respond.step_names import StepName
 from gpuwarden.respond.target import Found
 
 PLAN_SCHEMA = "gpuwarden.plan"

@@ -10,7 +10,7 @@ from gpuwarden.outputs.words import age, escape, memory, moment
 from gpuwarden.respond.affected import Other
 from gpuwarden.respond.doing import Tried
 from gpuwarden.respond.plan import Plan, PlannedStep
-from gpuwarden.respond.step import StepName
+from gpuwarden.respond.step_names import StepName
 
 NARROWEST = 60
 EVIDENCE_SHOWN = 10

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpuwarden.finding import Row
 from gpuwarden.respond.settings import Settings
-from gpuwarden.respond.step import Actor, StepName, Target
+from gpuwarden.respond.step import Actor, Target
+from gpuwarden.respond.step_names import StepName
 
 RowsOf = Callable[[Target], Sequence[Row]]
 Maker = Callable[[Settings, RowsOf], Actor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -11,19 +11,7 @@ from gpuwarden.finding import Row, Verdict
 from gpuwarden.model import Container, Fact, Gpu, Process, Snapshot, Workload
 from gpuwarden.policy import Policy
 from gpuwarden.respond.allowed import Power
-
-StepName = Literal[
-    "evidence",
-    "freeze",
-    "thaw",
-    "deny",
-    "allow",
-    "hold-jobs",
-    "drain-node",
-    "cordon",
-    "kill",
-    "delete-pod",
-]
+from gpuwarden.respond.step_names import StepName
 
 
 class Identity(Fact, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from gpuwarden.errors import Unavailable
-from gpuwarden.probes import btf, layouts, uprobes
+from gpuwarden.probes import uprobes
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf
-from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, explained
+from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, check_object, explained
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UPROBES = "/sys/bus/event_source/devices/uprobe"
@@ -124,11 +124,4 @@ def _check_needs(path: str, among: Layouts) -> None:
             "driver library cannot be seen",
             remedy=_REMEDY,
         )
-    try:
-        with open(path, "rb") as file:
-            layouts.check(btf.structures(file.read()), among=among)
-    except FileNotFoundError as error:
-        raise Unavailable(
-            "the eBPF probe was not built with this installation",
-            remedy="scripts/build_probes in a checkout, or a wheel for this machine",
-        ) from error
+    check_object(path, among)
