@@ -142,7 +142,8 @@ def _checks(archive: Archive, kernel: Kernel, work: Path) -> None:
     _with_libraries(archive, [bed.library(), bed.program()], copied=False)
     for unit in ("gpuwarden.service", "gpuwarden.socket"):
         archive.file(ROOT / "deploy/systemd" / unit, f"{CHECKS}/deploy/{unit}")
-    for path in (ROOT / "tests/__init__.py", HERE / "__init__.py", *(HERE / "inside").glob("*.py")):
+    outside = (ROOT / "tests/__init__.py", HERE / "__init__.py", HERE / "unit_text.py")
+    for path in (*outside, *(HERE / "inside").glob("*.py")):
         archive.file(path, f"{CHECKS}/{path.relative_to(ROOT)}")
     for number, (name, content) in enumerate(kernel.modules.items()):
         module = work / f"{name}.ko"

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.guest.unit_text import capabilities, without
 from tests.support.packages import require
 from tests.support.unit_bed import (
     DEPLOY,
     SERVICE,
     USER,
     UnitBed,
-    capabilities,
     gpu_node,
     running_unit,
     shipped,
-    without,
 )
 
 pytestmark = pytest.mark.real

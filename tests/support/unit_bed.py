@@ -16,21 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.guest.unit_text import INSTALLED, sandbox
 from tests.support.probes import build
 from tests.support.systemd import SystemdMachine, running_systemd
 from tests.support.watching import GPU, devices_file
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "systemd"
-INSTALLED = "/opt/gpuwarden/bin/gpuwarden"
 TOLD = "/run/told.jsonl"
 SERVICE = "gpuwarden.service"
 SECONDS = 30.0
 USER = 1234
-# How it is started, watched and ended: not of its sandbox.
-_LIFE = (
-    "Type NotifyAccess ExecStart ExecReload WatchdogSec Restart RestartSec TimeoutStopSec "
-    "StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode"
-).split()
 _DOCTOR = """[Unit]
 DefaultDependencies=no
 [Service]
@@ -47,33 +42,6 @@ _OPEN = "import os, sys, time; os.open(sys.argv[1], os.O_RDONLY); time.sleep(100
 def shipped() -> str:
     """The unit as it ships."""
     return (DEPLOY / SERVICE).read_text()
-
-
-def capabilities(unit: str) -> list[str]:
-    """Those that it keeps, in its order."""
-    return [
-        word
-        for line in unit.splitlines()
-        if line.startswith("CapabilityBoundingSet=")
-        for word in line.partition("=")[2].split()
-    ]
-
-
-def without(unit: str, capability: str) -> str:
-    """The unit with one capability less."""
-    return "\n".join(
-        line.replace(f" {capability}", "").replace(f"={capability} ", "=")
-        if line.startswith("CapabilityBoundingSet=")
-        else line
-        for line in unit.splitlines()
-    )
-
-
-def sandbox(unit: str) -> str:
-    """The lines of the service that say what it may do."""
-    service = unit.split("[Service]")[1].split("[Install]")[0]
-    lines = (line for line in service.splitlines() if line and line[0] != "#")
-    return "\n".join(line for line in lines if line.partition("=")[0] not in _LIFE)
 
 
 @dataclass

@@ -13,9 +13,9 @@ from typing import Any
 from tests.guest.inside import cuda, place
 from tests.guest.inside.report import Report
 from tests.guest.inside.systemd import run_of
+from tests.guest.unit_text import INSTALLED, capabilities, sandbox, without
 
 SHIPPED = "/opt/checks/deploy"
-INSTALLED = "/opt/gpuwarden/bin/gpuwarden"
 PYTHON = "/usr/bin/python3 -m gpuwarden"
 UNITS = "/run/systemd/system"
 TOLD, LOOKED = "/run/unit-told.jsonl", "/run/unit-looked.json"
@@ -29,10 +29,6 @@ HOLD = (
     "import os, sys, time; os.open(sys.argv[1], os.O_RDONLY); print(flush=True); time.sleep(9999)"
 )
 _ENVIRONMENT = "Environment=PYTHONPATH=/opt/site:/opt/checks PATH=/bin:/usr/bin"
-# How it is started, watched and ended: not of its sandbox.
-_LIFE = "Type NotifyAccess ExecStart ExecReload WatchdogSec Restart RestartSec".split()
-_MANAGED = ("State", "Runtime")
-
 Works = dict[str, object]
 
 
@@ -74,20 +70,6 @@ def exposure() -> str:
     found = float(lines.split("exposure level")[1].split(": ")[1].split()[0])
     assert found <= 3.0, found
     return str(found)
-
-
-def capabilities(unit: str) -> list[str]:
-    lines = [line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
-    return [word for line in lines for word in line.partition("=")[2].split()]
-
-
-def without(unit: str, capability: str) -> str:
-    return "\n".join(
-        " ".join(word.replace(f"={capability}", "=") for word in line.split() if word != capability)
-        if line.startswith("CapabilityBoundingSet=")
-        else line
-        for line in unit.splitlines()
-    )
 
 
 def differences(whole: Works, less: Works) -> list[str]:
@@ -167,16 +149,6 @@ def looked(lines: str) -> Works:
     with open(LOOKED, encoding="utf-8") as file:
         found: Works = json.load(file)
     return found
-
-
-def sandbox(unit: str) -> str:
-    service = unit.split("[Service]")[1].split("[Install]")[0]
-    return "\n".join(
-        line
-        for line in service.splitlines()
-        if line and line[0] != "#" and line.partition("=")[0] not in _LIFE
-        and not line.startswith(_MANAGED)
-    )  # fmt: skip
 
 
 @contextlib.contextmanager
