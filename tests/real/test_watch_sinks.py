@@ -49,7 +49,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(path)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(path)], check=True
     )
     try:
         yield path
@@ -78,6 +78,11 @@ def holding(gpu: Path) -> Iterator[int]:
 
 def is_told(agent: Watching, pid: int, status: str = "opened") -> bool:
     return any(one["status"] == status for one in agent.findings(RULE, pid))
+
+
+def own_name(opener: Path, tmp_path: Path, number: int) -> Path:
+    """A program under a name of its own: a crowd of one name is told of together."""
+    return Path(shutil.copy2(opener, tmp_path / f"opener{number}"))
 
 
 def use_and_see(agent: Watching, opener: Path, gpu: Path) -> int:
@@ -370,12 +375,11 @@ def test_a_disk_that_fills_up_silences_nothing_and_is_told(
             rounds += 1
             assert rounds < 200, "the disk never was full"
             fill(small_disk)
-            use_and_see(agent, opener, gpu)
+            use_and_see(agent, own_name(opener, tmp_path, rounds), gpu)
         assert "full" in str(agent.findings(NOT_KEPT)[0]["evidence"])
         before = resident_mib(agent.pid)
-        for number in range(150):
-            # Each under a name of its own: a crowd of one name is told of together.
-            last = use(Path(shutil.copy2(opener, tmp_path / f"opener{number}")), gpu)
+        for number in range(rounds + 1, rounds + 151):
+            last = use(own_name(opener, tmp_path, number), gpu)
         agent.wait(lambda: is_told(agent, last, "resolved"), "opens and ends on a full disk")
         assert resident_mib(agent.pid) - before < 16
         (small_disk / "ballast").unlink()
