@@ -19,6 +19,7 @@ from gpuwarden.respond.freezing import Freeze, Thaw
 from gpuwarden.respond.gpu_use import GpuUse
 from gpuwarden.respond.killing import Kill
 from tests.support.acted_on import (
+    child_of,
     children,
     freezer_mounts,
     group_of,
@@ -29,6 +30,9 @@ from tests.support.acted_on import (
     state,
     target_of,
     untouched,
+    wait_for_computing,
+    wait_for_sleeping,
+    wait_for_trap,
     wait_for_words,
 )
 from tests.support.containers import (
@@ -63,8 +67,9 @@ def no_gpus() -> GpuUse:
     return GpuUse()
 
 
-def kill(**options: float) -> Kill:
-    return Kill(HOST, verify_seconds=options.get("verify", 0), patience_seconds=1, look=no_gpus)
+def kill(*, verify: float = 0, patience: float = 60) -> Kill:
+    """``patience``: one who hears SIGTERM may be let to the processor late."""
+    return Kill(HOST, verify_seconds=verify, patience_seconds=patience, look=no_gpus)
 
 
 # ---------------------------------------------------------------- control groups
@@ -82,7 +87,7 @@ def test_a_group_of_its_own_is_frozen_and_let_go(version: int) -> None:
         assert outcome.undo == f"gpuwarden respond {process.pid} --do thaw"
         let_go = Thaw(HOST).do(target, nobody_tells)
         assert let_go.done and let_go.complete
-        assert not stands_still(process.pid)
+        wait_for_computing(process.pid)
         assert Thaw(HOST).step(target) is None
 
 
@@ -101,17 +106,18 @@ def test_a_stranger_in_the_group_is_not_frozen_with_it() -> None:
         assert outcome.done and outcome.complete
         assert state(process.pid) == "T" and untouched(stranger.pid, ("sleep", "61"))()
         assert Thaw(HOST).do(target, nobody_tells).done
-        assert state(process.pid) in "RS"
+        wait_for_computing(process.pid)
 
 
 def test_a_stopped_process_leaves_its_children_and_says_so() -> None:
     line = "sleep 62 & while :; do :; done"
     with running("sh", "-c", line) as process:
-        wait_until(lambda: bool(children(process.pid)), "its child")
+        child = child_of(process.pid, "sleep", "62")
+        wait_for_sleeping(child)
         outcome = freeze().do(target_of(process.pid), nobody_tells)
         assert state(process.pid) == "T"
-        assert any(f"pid {children(process.pid)[0]} (sleep) goes on" in x for x in outcome.lines)
-        assert state(children(process.pid)[0]) == "S"
+        assert any(f"pid {child} (sleep) goes on" in x for x in outcome.lines)
+        assert state(child) == "S"
 
 
 @pytest.mark.parametrize("pid", [1, 2, os.getpid(), os.getppid()])
@@ -145,6 +151,7 @@ def busy_container(engine: Podman, command: str) -> tuple[int, Container]:
 
 def test_a_container_is_frozen_whole_let_go_and_ended(engine: Podman) -> None:
     pid, container = busy_container(engine, "sleep 63 & while :; do :; done")
+    child_of(pid, "sleep", "63")
     target = target_of(pid, container=container)
     step = freeze().step(target)
     assert step is not None and f"container {container.id[:12]}" in step.changes
@@ -152,7 +159,8 @@ def test_a_container_is_frozen_whole_let_go_and_ended(engine: Podman) -> None:
     outcome = freeze().do(target, nobody_tells)
     assert outcome.done and outcome.complete, outcome
     assert stands_still(pid)
-    assert Thaw(HOST).do(target, nobody_tells).complete and not stands_still(pid)
+    assert Thaw(HOST).do(target, nobody_tells).complete
+    wait_for_computing(pid)
     assert freeze().do(target, nobody_tells).complete
     step = kill().step(target)
     assert step is not None and any("first process of its pid namespace" in x for x in step.hurts)
@@ -164,8 +172,8 @@ def test_a_container_is_frozen_whole_let_go_and_ended(engine: Podman) -> None:
 
 def test_an_innocent_in_the_container_keeps_it_from_being_frozen_whole(engine: Podman) -> None:
     pid, container = busy_container(engine, "sleep 64 & while :; do :; done")
-    wait_until(lambda: bool(children(pid)), "its child")
-    innocent = children(pid)[0]
+    innocent = child_of(pid, "sleep", "64")
+    wait_for_sleeping(innocent)
     rows = [Row(gpu_id="g", gpu="0", pid=innocent, verdict="expected", severity="info")]
     target = target_of(pid, container=container)
     assert freeze(rows).do(target, nobody_tells).complete
@@ -183,12 +191,13 @@ def test_an_innocent_in_the_container_keeps_it_from_being_frozen_whole(engine: P
 
 
 @pytest.mark.parametrize(
-    ("command", "signal"),
-    [("while :; do :; done", "SIGTERM"), ("trap '' TERM; while :; do :; done", "SIGKILL")],
+    ("trap", "patience", "signal"), [("", 60, "SIGTERM"), ("trap '' TERM; ", 1, "SIGKILL")]
 )
-def test_a_process_is_ended(command: str, signal: str) -> None:
-    with running("sh", "-c", command) as process:
-        outcome = kill().do(target_of(process.pid), nobody_tells)
+def test_a_process_is_ended(trap: str, patience: float, signal: str) -> None:
+    with running("sh", "-c", f"{trap}while :; do :; done") as process:
+        if trap:
+            wait_for_trap(process.pid)
+        outcome = kill(patience=patience).do(target_of(process.pid), nobody_tells)
         assert outcome.done and f"ended by {signal}" in outcome.lines[0]
         assert any("zombie" in line for line in outcome.lines)
         step = kill().step(target_of(process.pid))
@@ -197,6 +206,7 @@ def test_a_process_is_ended(command: str, signal: str) -> None:
 
 def test_a_stopped_process_is_ended_without_running_again() -> None:
     with running("sh", "-c", "trap 'exit 7' TERM; while :; do :; done") as process:
+        wait_for_trap(process.pid)
         assert freeze().do(target_of(process.pid), nobody_tells).complete
         told: list[str] = []
         assert "SIGKILL" in kill().do(target_of(process.pid), told.append).lines[0]
@@ -227,7 +237,7 @@ def test_one_that_does_not_die_is_said_and_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr("gpuwarden.respond.identity.HeldProcess.send", lambda *_: None)
     monkeypatch.setattr("gpuwarden.respond.identity.HeldProcess.send_again", lambda *_: None)
     with running(*BUSY) as process:
-        outcome = kill().do(target_of(process.pid), nobody_tells)
+        outcome = kill(patience=0.2).do(target_of(process.pid), nobody_tells)
     assert not outcome.done and "state R" in outcome.lines[0]
 
 
@@ -309,6 +319,7 @@ def test_what_others_start_meanwhile_has_not_come_back() -> None:
         def told(line: str) -> None:
             if "it is looked for" in line:
                 others.append(subprocess.Popen(["sh", "-c", "sleep 66; :"]))
+                child_of(others[0].pid, "sleep", "66")
 
         outcome = actor.do(target, told)
         for one in others:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import struct
 import subprocess
 import time
@@ -110,6 +111,28 @@ def stands_still(pid: int) -> bool:
     return ticks(pid) == before
 
 
+def wait_for_computing(pid: int) -> None:
+    """Returns once a process computes; on a busy machine it gets its turn late."""
+    before = ticks(pid)
+    wait_until(lambda: ticks(pid) > before, f"process {pid} computing")
+
+
+def wait_for_sleeping(pid: int) -> None:
+    """Returns once a process waits for something: it has done all that comes before that."""
+    wait_until(lambda: state(pid) == "S", f"process {pid} sleeping")
+
+
+def wait_for_trap(pid: int, number: int = 15) -> None:
+    """Returns once a process ignores or handles a signal, which it does only after its exec."""
+
+    def is_set() -> bool:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        masks = [int(line.split()[1], 16) for line in lines if line[:7] in ("SigIgn:", "SigCgt:")]
+        return any(mask >> (number - 1) & 1 for mask in masks)
+
+    wait_until(is_set, f"process {pid} minding signal {number}")
+
+
 def born_as(pid: int, argv: Sequence[str]) -> int:
     """Starts a process with a number that is free. Errors: OSError."""
     wanted = ctypes.c_int(pid)
@@ -132,10 +155,14 @@ def born_as(pid: int, argv: Sequence[str]) -> int:
 
 
 def untouched(pid: int, argv: Sequence[str]) -> Callable[[], bool]:
-    """Asks whether a process lives, runs and is still what it was."""
+    """Asks whether a process lives, runs and is still what it was; waits while it is at a disk."""
 
     def asked() -> bool:
-        return words(pid) == list(argv) and state(pid) in "SR"
+        if words(pid) != list(argv):
+            return False
+        # Of one that has just begun, the kernel reads pages; a frozen one never comes out of it.
+        wait_until(lambda: state(pid) != "D", f"process {pid} being on its way")
+        return state(pid) in "SR" and words(pid) == list(argv)
 
     return asked
 
@@ -143,6 +170,19 @@ def untouched(pid: int, argv: Sequence[str]) -> Callable[[], bool]:
 def children(pid: int) -> list[int]:
     """Those of its first thread."""
     return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def child_of(pid: int, *argv: str) -> int:
+    """Its child with these words, once it has one; it may be that its parent has just forked it."""
+    wait_until(lambda: any(_has_words(one, argv) for one in children(pid)), f"{argv} running")
+    return next(one for one in children(pid) if _has_words(one, argv))
+
+
+def _has_words(pid: int, argv: Sequence[str]) -> bool:
+    try:
+        return words(pid) == list(argv)
+    except OSError:
+        return False
 
 
 def freezer_mounts() -> list[tuple[int, Path]]:
@@ -163,7 +203,7 @@ def mount_of(version: int) -> Path:
 @contextmanager
 def group_of(mount: Path, *pids: int) -> Iterator[Path]:
     """A group with these processes in it, who leave it in the end."""
-    group = mount / f"gpuwarden-test-{os.getpid()}"
+    group = mount / f"gpuwarden-test-{secrets.token_hex(4)}"
     group.mkdir()
     try:
         for pid in pids:
@@ -173,7 +213,21 @@ def group_of(mount: Path, *pids: int) -> Iterator[Path]:
         for name, word in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
             if (group / name).exists():
                 (group / name).write_text(word)
-        for left in (group / "cgroup.procs").read_text().split():
-            (mount / "cgroup.procs").write_text(left)
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the group being empty")
+        wait_until(lambda: not _moved(group, mount), "the group being empty")
+        wait_until(lambda: _removed(group), "the group being let go of")
+
+
+def _moved(group: Path, mount: Path) -> list[str]:
+    """Who was in the group and is not any more, as far as it lives."""
+    found = (group / "cgroup.procs").read_text().split()
+    for pid in found:
+        with suppress(ProcessLookupError):
+            (mount / "cgroup.procs").write_text(pid)
+    return found
+
+
+def _removed(group: Path) -> bool:
+    """Whether the group is gone; one who has ended may be counted in it a little longer."""
+    with suppress(OSError):
         group.rmdir()
+    return not group.exists()

@@ -48,6 +48,8 @@ class Idlers:
         )
         self._started.append(process)
         wait_for(lambda: _executes(process.pid, path), f"{path} is run")
+        # The kernel shows the binary before the words and the environment: it sleeps after both.
+        wait_for(lambda: _sleeps(process.pid), f"{path} sleeps")
         return process.pid
 
     def python(self, code: str, *arguments: str, **kwargs: Any) -> tuple[int, list[str]]:
@@ -80,6 +82,10 @@ def _executes(pid: int, path: str | Path) -> bool:
         return os.path.samefile(f"/proc/{pid}/exe", path)
     except OSError:
         return False
+
+
+def _sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "S"
 
 
 @contextlib.contextmanager
