@@ -15,7 +15,7 @@ import pytest
 from gpuwarden.cli import main
 from gpuwarden.code.module import Place
 from gpuwarden.code.report import CodeReport, FoundModule, ScannedProcess
-from gpuwarden.codescan import memory_parts, process_memory
+from gpuwarden.codescan import memory_parts
 from gpuwarden.codescan import processes as processes_module
 from gpuwarden.codescan.process_memory import ProcessMemory
 from gpuwarden.codescan.processes import FREED, Processes, target_name
@@ -23,6 +23,7 @@ from gpuwarden.codescan.scan import scan_code
 from gpuwarden.codescan.tasks import Span
 from gpuwarden.errors import Denied, UsageError
 from gpuwarden.host import Host
+from gpuwarden.sensors.process.opened_folder import OpenedFolder
 from tests.support import nvcc
 from tests.support.code_holder import CodeHolder, holding
 from tests.support.containers import wait_until
@@ -248,14 +249,14 @@ def test_without_the_right_to_follow_links_files_are_found_by_their_paths(
     monkeypatch: pytest.MonkeyPatch, cubin: Path, tmp_path: Path
 ) -> None:
     """As for another user than root; a path that leads elsewhere by now is not followed."""
-    opened = process_memory._opened
+    opened = OpenedFolder.open
 
-    def refused(path: str | bytes, flags: int, directory: int | None = None) -> int:
-        if os.fsdecode(path).startswith("map_files/"):
+    def refused(folder: OpenedFolder, name: str | bytes, flags: int) -> int:
+        if os.fsdecode(name).startswith("map_files/"):
             raise Denied("no right to")
-        return opened(path, flags, directory)
+        return opened(folder, name, flags)
 
-    monkeypatch.setattr(process_memory, "_opened", refused)
+    monkeypatch.setattr(OpenedFolder, "open", refused)
     replaced = tmp_path / "replaced"
     replaced.write_bytes(cubin.read_bytes())
     with holding(f"file:{cubin}", f"heap:{cubin}") as one, holding(f"file:{replaced}") as two:

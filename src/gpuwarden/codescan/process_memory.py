@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,8 @@ from gpuwarden.codescan.resident import Pages
 from gpuwarden.codescan.tasks import Span
 from gpuwarden.errors import Denied, GpuwardenError, Unavailable
 from gpuwarden.host import Host
-from gpuwarden.sensors.process.stat_lines import is_kernel_thread, living_thread, read_line
+from gpuwarden.sensors.process.opened_folder import OpenedFolder, opened
+from gpuwarden.sensors.process.stat_lines import is_kernel_thread
 
 ZERO_DEVICE = (1, 5)
 """/dev/zero, whose private mappings are anonymous memory under another name."""
@@ -67,18 +67,6 @@ class MappedFile(Struct, frozen=True):
 _Kind = Literal["file", "zeros", "device", "unknown"]
 
 
-def _opened(path: str | bytes, flags: int, directory: int | None = None) -> int:
-    try:
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=directory)
-    except OSError as error:
-        shown = os.fsdecode(path)
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise Denied(
-                f"{shown}: permission denied", remedy="run as root with CAP_SYS_PTRACE"
-            ) from error
-        raise Unavailable(f"{shown}: {error.strerror}") from error
-
-
 class ProcessMemory:
     """One process, opened; a context manager. Errors: Unavailable or Denied if it cannot be."""
 
@@ -87,23 +75,17 @@ class ProcessMemory:
         self._opened = contextlib.ExitStack()
         self._kinds: dict[FileKey, _Kind] = {}
         try:
-            line = read_line(host, pid)
-            # A process whose first thread has ended shows its memory under its other threads only.
-            thread = living_thread(host, line)
-            folder = host.path(f"/proc/{thread.pid if thread else pid}")
-            self._directory = self._open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            self._folder = self._opened.enter_context(OpenedFolder(host, pid))
+            line = self._folder.line
             self.start_time_ticks = line.start_time_ticks
             self.comm = line.comm
-            if is_kernel_thread(line) or (line.state == "Z" and thread is None):
+            if is_kernel_thread(line) or (line.state == "Z" and self._folder.thread is None):
                 raise Unavailable("it has no memory: a kernel thread, or it has ended")
-            self.memory = self._open("mem", os.O_RDONLY, self._directory)
+            self.memory = self._open("mem")
             self.regions = parse_maps(self.read("maps", MAPS_LIMIT_BYTES))
             if not self.regions:
                 raise Unavailable("it has no memory: it has just ended")
-            pagemap = self._open("pagemap", os.O_RDONLY, self._directory)
-            self.pages = Pages(pagemap, self._open("smaps", os.O_RDONLY, self._directory))
-            if read_line(host, pid).start_time_ticks != line.start_time_ticks:
-                raise Unavailable(f"pid {pid} has ended, and another process has its number")
+            self.pages = Pages(self._open("pagemap"), self._open("smaps"))
         except BaseException:
             self._opened.close()
             raise
@@ -114,38 +96,23 @@ class ProcessMemory:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _open(self, path: str, flags: int, directory: int | None = None) -> int:
-        descriptor = _opened(path, flags, directory)
+    def _open(self, name: str) -> int:
+        descriptor = self._folder.open(name, os.O_RDONLY)
         self._opened.callback(os.close, descriptor)
         return descriptor
 
     def read(self, name: str, limit: int) -> bytes:
         """Up to ``limit`` bytes of a file in its /proc/PID. Errors: Unavailable, Denied."""
-        descriptor = _opened(name, os.O_RDONLY, self._directory)
-        chunks: list[bytes] = []
-        try:
-            while limit > 0 and (chunk := os.read(descriptor, min(limit, 1 << 20))):
-                chunks.append(chunk)
-                limit -= len(chunk)
-        except OSError as error:
-            raise Unavailable(f"/proc/{self.pid}/{name}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-        return b"".join(chunks)
+        return self._folder.read(name, limit)
 
     def link(self, name: str) -> str:
         """What a link in its /proc/PID says. Errors: Unavailable, Denied."""
-        try:
-            target = os.readlink(os.fsencode(name), dir_fd=self._directory)
-        except OSError as error:
-            kind = Denied if error.errno in (errno.EACCES, errno.EPERM) else Unavailable
-            raise kind(f"/proc/{self.pid}/{name}: {error.strerror}") from error
-        return target.decode("utf-8", "backslashreplace")
+        return self._folder.link(name)
 
     @property
     def owner_uid(self) -> int:
         """The owner of its /proc/PID: its effective uid, or root if it may not be dumped."""
-        return os.fstat(self._directory).st_uid
+        return os.fstat(self._folder.descriptor).st_uid
 
     def files(self, *, executable: bool) -> Iterator[MappedFile | tuple[Region, str]]:
         """Each regular file that it has mapped, open until the next is asked for.
@@ -166,7 +133,7 @@ class ProcessMemory:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 # The handle names the inode and is no way to read it yet.
-                descriptor = _opened(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK)
+                descriptor = opened(f"/proc/self/fd/{handle}", os.O_RDONLY)
             except (OSError, GpuwardenError) as error:
                 yield regions[0], getattr(error, "strerror", None) or str(error)
                 continue
@@ -195,7 +162,7 @@ class ProcessMemory:
         for region in regions[:8]:
             name = f"map_files/{region.start:x}-{region.end:x}"
             try:
-                return _opened(name, os.O_PATH, self._directory)
+                return self._folder.open(name, os.O_PATH)
             except Denied:
                 denied = Denied(
                     "its link in map_files may not be followed",
@@ -208,7 +175,7 @@ class ProcessMemory:
         # Without the right to follow those links: by its path, if that still is the same file.
         path = b"root" + os.fsencode(region.path.removesuffix(DELETED))
         try:
-            handle = _opened(path, os.O_PATH, self._directory)
+            handle = self._folder.open(path, os.O_PATH)
         except (GpuwardenError, ValueError):
             raise denied or Unavailable("it is mapped no more, or its file is gone") from None
         status = os.fstat(handle)
