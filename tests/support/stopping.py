@@ -18,9 +18,10 @@ from gpuwarden.cuda.guardian import Guardian
 from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import stopped
-from gpuwarden.probes.cuda.object import ProbeObject
+from gpuwarden.probes.cuda.object import uprobe_object
 from gpuwarden.probes.cuda.stopped import StoppedMap, StopRecord, boot_ns
 from gpuwarden.probes.libbpf import Libbpf, library
+from gpuwarden.probes.probe_object import ProbeObject
 from gpuwarden.sensors.process.stat_lines import parse_stat
 from tests.support import cuda_bed
 from tests.support.cuda_bed import Program
@@ -97,7 +98,7 @@ def stop_probe() -> Iterator[StopProbe]:
         pass
     with ExitStack() as stack:
         try:
-            made = ProbeObject(bpf, stack, path, among=stopped.LAYOUTS, programs=("stop_caller",))
+            made = uprobe_object(bpf, stack, path, among=stopped.LAYOUTS, programs=("stop_caller",))
         except Unavailable as error:
             unavailable(f"this kernel takes no such probe: {error}")
         yield StopProbe(bpf, made, stack)

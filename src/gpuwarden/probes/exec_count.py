@@ -12,12 +12,13 @@ from types import TracebackType
 
 from msgspec import Struct
 
-from gpuwarden.errors import GpuwardenError, Unavailable
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.probes import layouts
 from gpuwarden.probes.events import ticks
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf, library
-from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, check_object, explained
+from gpuwarden.probes.loading import NOT_LOADED, explained
+from gpuwarden.probes.probe_object import ProbeObject
 
 OBJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_count.bpf.o")
 LIMIT_BYTES = 64 << 20
@@ -33,6 +34,7 @@ LAYOUTS: Layouts = {
 }
 _RECORD = layouts.packed("exec_record", among=LAYOUTS)
 _READ_BYTES = 1 << 16
+_PROGRAM = "exec_counts"
 _MINOR_BITS = 20
 """Of the kernel's own dev_t."""
 
@@ -70,8 +72,8 @@ class ExecCounts:
     def __init__(self, object_path: str = OBJECT) -> None:
         self._path = object_path
         self._stack = ExitStack()
-        self._bpf: Libbpf | None = None
-        self._link = self._wanted = -1
+        self._object: ProbeObject | None = None
+        self._link = -1
         self.unavailable = NOT_LOADED
 
     def __enter__(self) -> ExecCounts:
@@ -82,7 +84,6 @@ class ExecCounts:
                 except OSError as error:
                     raise explained(bpf, error) from error
                 self._stack = stack.pop_all()
-                self._bpf = bpf
                 self.unavailable = ""
         except GpuwardenError as error:
             self.unavailable = str(error)
@@ -98,24 +99,16 @@ class ExecCounts:
 
     def close(self) -> None:
         """Unloads. Twice does nothing."""
-        self._bpf = None
+        self._object = None
         self.unavailable = NOT_LOADED
         self._stack.close()
 
     def _load(self, bpf: Libbpf, stack: ExitStack) -> None:
-        if not os.path.exists(KERNEL_TYPES):
-            raise Unavailable("this kernel does not describe its types (BTF)")
-        check_object(self._path, LAYOUTS)
-        loaded = bpf.pointer("bpf_object__open_file", self._path.encode(), None)
-        stack.callback(bpf.call, "bpf_object__close", loaded)
-        program = bpf.pointer("bpf_object__find_program_by_name", loaded, b"exec_counts")
-        bpf.checked("bpf_program__set_autoload", program, True)
-        bpf.checked("bpf_object__load", loaded)
-        found = bpf.pointer("bpf_object__find_map_by_name", loaded, b"wanted")
-        self._wanted = bpf.checked("bpf_map__fd", found)
-        link = bpf.pointer("bpf_program__attach_iter", program, None)
+        loaded = ProbeObject(bpf, stack, self._path, among=LAYOUTS, programs=(_PROGRAM,))
+        link = bpf.pointer("bpf_program__attach_iter", loaded.program(_PROGRAM), None)
         stack.callback(bpf.call, "bpf_link__destroy", link)
         self._link = bpf.checked("bpf_link__fd", link)
+        self._object = loaded
 
     def of(self, pid: int) -> ExecCount | None:
         """That process's; None where it is not there, or cannot be asked for."""
@@ -126,14 +119,13 @@ class ExecCounts:
         return {one.pid: one for one in self._read(0)}
 
     def _read(self, pid: int) -> list[ExecCount]:
-        bpf = self._bpf
-        if bpf is None:
+        loaded = self._object
+        if loaded is None:
             return []
         first = (0).to_bytes(4, "little")
         try:
-            value = pid.to_bytes(4, "little")
-            bpf.checked("bpf_map_update_elem", self._wanted, first, value, 0)
-            descriptor = bpf.checked("bpf_iter_create", self._link)
+            loaded.put("wanted", first, pid.to_bytes(4, "little"))
+            descriptor = loaded.bpf.checked("bpf_iter_create", self._link)
         except (OSError, OverflowError):
             return []
         chunks: list[bytes] = []

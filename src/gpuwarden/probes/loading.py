@@ -149,11 +149,7 @@ class LoadedObject:
 
 def check_needs(settings: Settings, way: Way, path: str) -> None:
     """What loading needs of this machine and of the object. Errors: Unavailable, Malformed."""
-    if not os.path.exists(KERNEL_TYPES):
-        raise Unavailable(
-            "this kernel does not describe its types (BTF): the probe cannot be fitted to it",
-            remedy="a kernel of 5.8 or later with CONFIG_DEBUG_INFO_BTF",
-        )
+    check_kernel_types()
     needs_tracefs = settings.return_values or way.name in ("kprobe", "tracepoint")
     if needs_tracefs and not any(map(os.path.isdir, TRACEFS)):
         what = "return values need" if settings.return_values else f"{way.name} needs"
@@ -162,6 +158,15 @@ def check_needs(settings: Settings, way: Way, path: str) -> None:
             remedy="mount -t tracefs tracefs /sys/kernel/tracing",
         )
     check_object(path)
+
+
+def check_kernel_types() -> None:
+    """That this kernel has what a probe is fitted to it with. Errors: Unavailable."""
+    if not os.path.exists(KERNEL_TYPES):
+        raise Unavailable(
+            "this kernel does not describe its types (BTF): the probe cannot be fitted to it",
+            remedy="a kernel of 5.8 or later with CONFIG_DEBUG_INFO_BTF",
+        )
 
 
 def check_object(path: str, among: Layouts | None = None) -> None:

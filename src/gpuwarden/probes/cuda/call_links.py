@@ -6,8 +6,8 @@ from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import call_points
 from gpuwarden.probes.cuda.call_points import CALLS, Points
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
-from gpuwarden.probes.cuda.object import ProbeObject
 from gpuwarden.probes.cuda.records import AttachedLibrary
+from gpuwarden.probes.probe_object import ProbeObject
 
 
 class CallLinks:

@@ -36,7 +36,7 @@ from gpuwarden.probes.cuda.call_records import (
 )
 from gpuwarden.probes.cuda.captures import COPY, Capture, Captures
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
-from gpuwarden.probes.cuda.object import FOLDER, ObjectHolder, ProbeObject
+from gpuwarden.probes.cuda.object import FOLDER, ObjectHolder, uprobe_object
 from gpuwarden.probes.cuda.records import (
     AttachedLibrary,
     CallCounters,
@@ -47,6 +47,7 @@ from gpuwarden.probes.cuda.records import (
 from gpuwarden.probes.cuda.stopped import StoppedMap
 from gpuwarden.probes.events import boot_offset_ns
 from gpuwarden.probes.libbpf import RING_CALLBACK, library
+from gpuwarden.probes.probe_object import ProbeObject
 
 OBJECT = os.path.join(FOLDER, "cuda_calls.bpf.o")
 SLEEPING = ("loading", "linked")
@@ -116,7 +117,7 @@ class CudaCalls(ObjectHolder):
     def _enter(self, *, copies: bool) -> None:
         with library() as bpf, ExitStack() as stack:
             stack.callback(self._left)
-            loaded = ProbeObject(
+            loaded = uprobe_object(
                 bpf,
                 stack,
                 self._object_path,

@@ -1,8 +1,7 @@
-"""One probe object of the CUDA layer in the kernel: checked, sized, loaded; all of it or none."""
+"""A probe of the CUDA layer with its object in the kernel, whose programs become uprobes."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,7 +11,8 @@ from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf
-from gpuwarden.probes.loading import KERNEL_TYPES, NOT_LOADED, check_object, explained
+from gpuwarden.probes.loading import NOT_LOADED
+from gpuwarden.probes.probe_object import ProbeObject
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UPROBES = "/sys/bus/event_source/devices/uprobe"
@@ -48,80 +48,21 @@ class ObjectHolder:
         return self._object
 
 
-class ProbeObject:
-    """Programs and maps of an object file, in the kernel until the ExitStack it came with ends.
-
-    ``sizes``: map → entries (ring buffers: bytes) where they differ from the object's own;
-    ``programs``: those to load. Nothing is attached.
-    Errors: Unavailable (no object, kernel too old), Denied, Malformed (object and ``among``, the
-    layouts of what it exchanges, differ); nothing stays loaded then.
-    """
-
-    def __init__(
-        self,
-        bpf: Libbpf,
-        stack: ExitStack,
-        path: str,
-        *,
-        among: Layouts,
-        programs: tuple[str, ...],
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        _check_needs(path, among)
-        self.bpf = bpf
-        self._programs: dict[str, int] = {}
-        self._maps: dict[str, int] = {}
-        try:
-            with ExitStack() as loading:
-                self._load(loading, path, programs, sizes or {})
-                stack.push(loading.pop_all())
-        except OSError as error:
-            raise explained(bpf, error) from error
-
-    def _load(
-        self, stack: ExitStack, path: str, programs: tuple[str, ...], sizes: Mapping[str, int]
-    ) -> None:
-        bpf = self.bpf
-        self._object = bpf.pointer("bpf_object__open_file", path.encode(), None)
-        stack.callback(bpf.call, "bpf_object__close", self._object)
-        for name in programs:
-            found = bpf.pointer("bpf_object__find_program_by_name", self._object, name.encode())
-            bpf.checked("bpf_program__set_autoload", found, True)
-            uprobes.prepare(bpf, found)
-            self._programs[name] = found
-        for name, entries in sizes.items():
-            bpf.checked("bpf_map__set_max_entries", self._map(name), entries)
-        bpf.checked("bpf_object__load", self._object)
-
-    def _map(self, name: str) -> int:
-        return self.bpf.pointer("bpf_object__find_map_by_name", self._object, name.encode())
-
-    def program(self, name: str) -> int:
-        """libbpf's pointer to a program that was loaded."""
-        return self._programs[name]
-
-    def map(self, name: str) -> int:
-        """The descriptor of a map. Errors: OSError if the object has none of this name."""
-        if name not in self._maps:
-            self._maps[name] = self.bpf.checked("bpf_map__fd", self._map(name))
-        return self._maps[name]
-
-    def put(self, name: str, key: bytes, value: bytes) -> None:
-        """Sets an entry of a map. Errors: OSError."""
-        self.bpf.checked("bpf_map_update_elem", self.map(name), key, value, 0)
-
-    def get(self, name: str, key: bytes, length: int) -> bytes | None:
-        """The value of a key, ``length`` bytes as the map has them; None if there is none."""
-        value = ctypes.create_string_buffer(length)
-        done = self.bpf.call("bpf_map_lookup_elem", self.map(name), key, value)
-        return None if done < 0 else value.raw
-
-
-def _check_needs(path: str, among: Layouts) -> None:
-    if not os.path.exists(KERNEL_TYPES) or not os.path.exists(UPROBES):
+def uprobe_object(
+    bpf: Libbpf,
+    stack: ExitStack,
+    path: str,
+    *,
+    among: Layouts,
+    programs: tuple[str, ...],
+    sizes: Mapping[str, int] | None = None,
+) -> ProbeObject:
+    """An object whose programs ``uprobes.attach`` takes. Errors: as ``ProbeObject``."""
+    if not os.path.exists(UPROBES):
         raise Unavailable(
-            "this kernel does not describe its types (BTF) or has no uprobes: calls of the CUDA "
-            "driver library cannot be seen",
+            "this kernel has no uprobes: calls of the CUDA driver library cannot be seen",
             remedy=_REMEDY,
         )
-    check_object(path, among)
+    return ProbeObject(
+        bpf, stack, path, among=among, programs=programs, sizes=sizes, prepared=uprobes.prepare
+    )
