@@ -7,6 +7,7 @@ done is printed, and nothing is said about jobs. Sources: scontrol(1), squeue(1)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gpuwarden.errors import GpuwardenError, TimedOut, Unavailable
@@ -30,6 +31,13 @@ from gpuwarden.rules.membership import slurm_claim
 
 JOB_LIMIT = 500
 """Jobs that are held one by one in one go; what is beyond is said."""
+_hold_step = partial(
+    Step,
+    name="hold-jobs",
+    power="deny",
+    changes="none of that user's pending jobs starts",
+    undo="scontrol release of each job that was held",
+)
 _TOLD_APART = "a controller that does not answer says nothing about jobs"
 
 
@@ -80,18 +88,20 @@ class HoldJobs:
             return None
         user = user_of(target)
         if user.uid is None:
-            return _hold_step("hold the pending jobs of its user", refused=f"whose: {user.why}")
+            return _hold_step(
+                title="hold the pending jobs of its user", refused=f"whose: {user.why}"
+            )
         queue, why = _queue_or_why(found, user.uid)
         if queue is None:
             return _hold_step(
-                f"hold the pending jobs of {user.name} ({user.why})",
+                title=f"hold the pending jobs of {user.name} ({user.why})",
                 changes=f"none of them starts; which there are is unknown: {why}; {_TOLD_APART}",
                 commands=_by_hand(found.site, user.uid),
                 automatic=False,
             )
         wanted = [job for job in queue if job.is_pending and job.hold != "admin"]
         return _hold_step(
-            f"hold {count(len(wanted), 'pending job')} of {user.name} ({user.why})",
+            title=f"hold {count(len(wanted), 'pending job')} of {user.name} ({user.why})",
             changes=_changes(queue, wanted),
             hurts=(f"{user.name}: not started until released: {_jobs(wanted)}",) if wanted else (),
             undo=_release(found.site, wanted),
@@ -223,29 +233,6 @@ def _nothing(queue: Sequence[QueuedJob], name: str) -> str:
     if waiting:
         return f"all pending jobs of {name} are held already: {_jobs(waiting)}"
     return f"{name} has no pending jobs now"
-
-
-def _hold_step(
-    title: str,
-    *,
-    changes: str = "none of that user's pending jobs starts",
-    hurts: tuple[str, ...] = (),
-    undo: str = "scontrol release of each job that was held",
-    commands: tuple[str, ...] = (),
-    refused: str = "",
-    automatic: bool = True,
-) -> Step:
-    return Step(
-        name="hold-jobs",
-        power="deny",
-        title=title,
-        changes=changes,
-        hurts=hurts,
-        undo=undo,
-        commands=commands,
-        refused=refused,
-        automatic=automatic,
-    )
 
 
 def _by_hand(site: Site, uid: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ printed, and nothing is said about jobs. Source: scontrol(1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from gpuwarden.errors import GpuwardenError, Unavailable
 from gpuwarden.expected.slurm import jobs
@@ -40,40 +41,30 @@ class DrainNode:
         if found is None:
             return None
         node = found.node or "NODE"
-        order = _draincommand_line(found.site, node, target)
+        order = _drain_command(found.site, node, target)
+        step = partial(
+            Step, name="drain-node", power="deny", title=f"drain {node} in Slurm", commands=(order,)
+        )
+        unseen = partial(step, undo=_resume(found.site, node), automatic=False)
         unsure = _unsure(found)
         if unsure:
-            return _drain_step(
-                node,
-                changes=f"no new job starts here; who runs here is unknown: {unsure}",
-                undo=_resume(found.site, node),
-                commands=(order,),
-                automatic=False,
-            )
+            return unseen(changes=f"no new job starts here; who runs here is unknown: {unsure}")
         try:
             before = node_state(found.controller, node)
             running = _running(found, node)
         except GpuwardenError as error:
-            return _drain_step(
-                node,
-                changes=f"no new job starts here; its state is unknown: {error}",
-                undo=_resume(found.site, node),
-                commands=(order,),
-                automatic=False,
-            )
+            return unseen(changes=f"no new job starts here; its state is unknown: {error}")
         if before.is_drained:
-            return _drain_step(
-                node,
+            return step(
+                commands=(),
                 changes="nothing",
                 undo=_undo_of(found.site, node, before.reason),
                 refused=f"it is drained already: {before.reason or 'no reason given'}",
             )
-        return _drain_step(
-            node,
+        return step(
             changes="no new job starts here; jobs that run here go on",
             hurts=_who_waits(running),
             undo=_resume(found.site, node, down=before.is_down),
-            commands=(order,),
         )
 
     def do(self, target: Target, tell: Tell) -> Outcome:
@@ -86,7 +77,7 @@ class DrainNode:
             raise Unavailable("there is no Slurm here")
         unsure = _unsure(found)
         node = found.node or "NODE"
-        by_hand = _draincommand_line(found.site, node, target)
+        by_hand = _drain_command(found.site, node, target)
         if unsure:
             raise Unavailable(f"{unsure}; nothing was drained", remedy=by_hand)
         came = drain(found.controller, node, _reason(target))
@@ -143,7 +134,7 @@ def _reason(target: Target) -> str:
     return f"gpuwarden: {target.verdict or 'asked for'}{pid}{finding}"
 
 
-def _draincommand_line(site: Site, node: str, target: Target) -> str:
+def _drain_command(site: Site, node: str, target: Target) -> str:
     words = (f"nodename={node}", "state=drain", reason_argument(_reason(target)))
     return command_line(site, "scontrol", "update", *words)
 
@@ -159,26 +150,3 @@ def _undo_of(site: Site, node: str, reason: str) -> str:
     if reason.startswith(_OURS):
         return _resume(site, node)
     return "none: somebody else drained it"
-
-
-def _drain_step(
-    node: str,
-    *,
-    changes: str,
-    hurts: tuple[str, ...] = (),
-    undo: str = "",
-    commands: tuple[str, ...] = (),
-    refused: str = "",
-    automatic: bool = True,
-) -> Step:
-    return Step(
-        name="drain-node",
-        power="deny",
-        title=f"drain {node} in Slurm",
-        changes=changes,
-        hurts=hurts,
-        undo=undo,
-        commands=commands,
-        refused=refused,
-        automatic=automatic,
-    )
