@@ -12,7 +12,7 @@ scan:
 
 test:
 	@scripts/setup test
-	@.venv/bin/python -m pytest -q $(ARGS)
+	@scripts/test $(ARGS)
 
 # The eBPF probes for this machine: without them `gpuwarden watch` polls /proc.
 probes:

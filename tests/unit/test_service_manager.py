@@ -53,7 +53,7 @@ def test_an_abstract_socket_is_one() -> None:
         assert heard(one) == ["STOPPING=1"]
 
 
-@pytest.mark.parametrize("meant", [None, str(os.getpid())])
+@pytest.mark.parametrize("meant", [None, str(os.getpid())], ids=["anybody", "us"])
 def test_the_watchdog_hears_of_it_and_not_at_each_turn(
     listener: tuple[str, socket.socket], meant: str | None
 ) -> None:
