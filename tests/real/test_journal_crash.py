@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 import multiprocessing
 import os
 import random
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -32,23 +34,35 @@ DEADLINE_SECONDS = 120.0
 
 PIECE_BYTES = 64
 PIECE_SECONDS = 0.0001
+MOST_PIECES = 24
+"""Of an entry that is not whole by then."""
 
 
-def short_write(write: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
-    """A write that takes a few bytes at a time, as any write may: deaths fall between them."""
+def short_write(write: Callable[[int, bytes], int], halt: mmap.mmap) -> Callable[[int, bytes], int]:
+    """A write that takes a few bytes at a time, as any write may: deaths fall between them.
+
+    ``halt`` holds after how many more pieces the writer stands still in the middle of an entry, 0
+    for never, and whether it does.
+    """
 
     def short(descriptor: int, data: bytes) -> int:
         time.sleep(PIECE_SECONDS)
-        return write(descriptor, data[:PIECE_BYTES])
+        count = write(descriptor, data[:PIECE_BYTES])
+        if count < len(data) and halt[0]:
+            halt[0] -= 1
+            if not halt[0]:
+                halt[1] = 1
+                signal.pause()
+        return count
 
     return short
 
 
-def write_for_ever(path: str, key: Any, name: int, out: int) -> None:
+def write_for_ever(path: str, key: Any, name: int, out: int, halt: mmap.mmap) -> None:
     """Says after each entry, by its number and hash, that it was told it is there."""
     journal = Journal(path, key=key)
     say = os.write
-    os.write = short_write(os.write)  # type: ignore[assignment]
+    os.write = short_write(os.write, halt)  # type: ignore[assignment]
     while True:
         intent = journal.intend("freeze", {"writer": name, "text": "x" * 900})
         say(out, f"{intent.number} {intent.hash}\n".encode())
@@ -61,7 +75,9 @@ class Writer:
 
     def __init__(self, path: Path, key: Any, name: int) -> None:
         self._out, into = os.pipe()
-        self._process = FORKED.Process(target=write_for_ever, args=(str(path), key, name, into))
+        self._halt = mmap.mmap(-1, 2)
+        arguments = (str(path), key, name, into, self._halt)
+        self._process = FORKED.Process(target=write_for_ever, args=arguments)
         self._process.start()
         os.close(into)
         self._said = b""
@@ -74,6 +90,15 @@ class Writer:
                 break
             self._said += piece
         return bool(self._said)
+
+    def halt(self, pieces: int) -> None:
+        """Has it stand still in the middle of an entry, that many pieces further."""
+        self._halt[0] = pieces
+
+    @property
+    def stands(self) -> bool:
+        """Whether it does."""
+        return bool(self._halt[1])
 
     def kill(self) -> dict[int, str]:
         """kill -9; the entries that it said are there."""
@@ -101,7 +126,14 @@ def test_writers_that_are_killed_lose_nothing_that_they_were_told_is_written(
             while not writers[victim].heard():
                 assert time.monotonic() < until, "no writer gets on"
                 time.sleep(0.01)
-            time.sleep(dice.uniform(0, 0.02))
+            # At any moment; where the disk is slow that is seldom within a write: some are there.
+            if number_of_kill % 3:
+                time.sleep(dice.uniform(0, 0.02))
+            else:
+                writers[victim].halt(dice.randint(1, MOST_PIECES))
+                while not writers[victim].stands:
+                    assert time.monotonic() < until, "no writer gets on"
+                    time.sleep(0.001)
             for number, digest in writers[victim].kill().items():
                 assert acknowledged.setdefault(number, digest) == digest
             writers[victim] = Writer(path, key, WRITERS + number_of_kill)
