@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.errors import Unavailable
-from gpuwarden.evidence import descriptors, gpu_modules, nameless_files
+from gpuwarden.evidence import archive, descriptors, gpu_modules, nameless_files
 from gpuwarden.evidence.archive import ArchiveWriter
 from gpuwarden.evidence.opened_process import OpenedProcess
 from gpuwarden.evidence.shelf import Shelf
@@ -26,7 +26,7 @@ from gpuwarden.node import Node
 from gpuwarden.policy import Policy
 from gpuwarden.sensors.process import stat_lines
 from tests.support import nvcc
-from tests.support.acted_on import born_as, wait_for_words
+from tests.support.acted_on import born_as, child_of, wait_for_words
 from tests.support.code_holder import holding
 from tests.support.containers import busybox_root, no_new_cgroups, podman
 from tests.support.evidence import LIMIT_BYTES, Collected, collected, python
@@ -164,6 +164,7 @@ def test_a_container_with_its_image_and_all_its_processes(
         engine.import_image(busybox_root(tmp_path / "root"), reference)
         command = ("sh", "-c", "sleep 1000 & sleep 1000")
         identity = engine.start(reference, "--env", f"API_KEY={SECRET}", command=command)
+        child_of(engine.pid(identity), "sleep", "1000")
         wanted = Wanted(container=identity[:12], state=nowhere(tmp_path))
         found = collected(tmp_path / "one.tar", wanted)
         image = engine("inspect", "--format", "{{.Image}}", identity)
@@ -185,7 +186,7 @@ def test_what_is_killed_at_any_moment_leaves_what_was_had(tmp_path: Path) -> Non
     """Twenty moments, all over the time that it takes."""
     draw = random.Random(20)
     outcomes = []
-    took = 1.0
+    took = 60.0
     for number in range(21):
         with python("import sys" + WAIT) as process:
             killer = None
@@ -203,9 +204,10 @@ def test_what_is_killed_at_any_moment_leaves_what_was_had(tmp_path: Path) -> Non
                 outcomes.append("ended" if found.manifest.account.ended else "whole")
                 assert f"processes/{process.pid}/identity.json" in found.files
                 assert found.manifest.account.ended or "has ended" not in found.noted
-            if not number:
-                took = time.monotonic() - began
-                assert outcomes == ["whole"]
+            if outcomes[-1] == "whole":
+                # Of all, since the first may have been the slowest by far.
+                took = min(took, time.monotonic() - began)
+            assert outcomes[0] == "whole"
             if killer is not None:
                 killer.wait()
     assert "ended" in outcomes
@@ -330,9 +332,19 @@ def test_an_archive_without_room_names_what_it_lacks(tmp_path: Path) -> None:
     assert os.stat(found.path).st_size <= 1 << 20
 
 
-def test_a_deadline_ends_the_search_and_the_archive_is_whole(tmp_path: Path) -> None:
+def test_a_deadline_ends_the_search_and_the_archive_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(archive, "_now", lambda: now)
+
+    def tell(line: str) -> None:
+        nonlocal now
+        if line.startswith("GPU modules"):
+            now = 60.0
+
     with holding(f"heap:{nvcc.cubin('gemm')}", f"sparse:{1 << 30}") as holder:
-        found = of_pid(tmp_path, holder.pid, deadline_seconds=0.05)
+        found = of_pid(tmp_path, holder.pid, deadline_seconds=60.0, tell=tell)
     assert f"processes/{holder.pid}/identity.json" in found.files
     assert "no time" in found.noted
     assert found.manifest.account.subject.pid == holder.pid
