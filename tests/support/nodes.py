@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpuwarden.command_lines.shell_words import without_schedule
 from gpuwarden.finding import Report, Row
 from gpuwarden.judge import judge
 from gpuwarden.model import (
@@ -417,7 +418,11 @@ class NodeBuilder:
         """An entry of a place that starts programs by itself."""
         self.persistence.append(
             PersistenceEntry(
-                kind=kind, path=path, text=text, commands=commands or (text,), **fields
+                kind=kind,
+                path=path,
+                text=text,
+                commands=commands or (without_schedule(text),),
+                **fields,
             )
         )
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.rules.command_wrappers import unwrap
+from gpuwarden.command_lines.shell_words import split_commands
+from gpuwarden.command_lines.wrappers import unwrap
 from gpuwarden.rules.miner_judgement import STRENGTHS
 from gpuwarden.rules.miner_signs import CommandSigns, command_signs, line_signs, name_signs, plain
-from gpuwarden.rules.shell_words import split_commands
 
 TESTS = Path(__file__).parent.parent
 COMMANDS = TESTS / "fixtures" / "commands"

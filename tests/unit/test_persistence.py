@@ -353,6 +353,34 @@ def test_a_supervisord_that_no_subject_descends_from_is_found_by_its_command_lin
 
 
 @pytest.mark.parametrize(
+    ("path", "links_python", "kept"),
+    [
+        ("/opt/x/python3", False, ["python3 -o pool", "/opt/x/python3 -o pool"]),
+        ("/opt/x/sh", None, ["/opt/x/sh -o pool"]),
+        ("/opt/conda/bin/python3", True, []),
+        ("/usr/bin/python3", True, []),
+        ("/usr/bin/sh", None, []),
+    ],
+)
+def test_a_generic_name_is_looked_for_only_where_its_file_is_in_a_place_of_its_own(
+    path: str, links_python: bool | None, kept: list[str]
+) -> None:
+    script = "python3 -o pool\n/opt/x/python3 -o pool\n/opt/x/sh -o pool\n/usr/bin/other\n"
+    selection = Selection([_process(exe=Executable(path=path, links_python=links_python))])
+    assert [line for _, line in selection.lines(script)] == kept
+
+
+def test_a_packaged_script_that_starts_a_miner_called_like_an_interpreter_is_kept(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "etc/init.d").mkdir(parents=True)
+    (tmp_path / "etc/init.d/x").write_text("#!/bin/sh\nPATH=/opt/x:/bin\npython3 -o pool\n")
+    exe = Executable(path="/opt/x/python3", links_python=False)
+    (entry,), _ = _scan(tmp_path, _process(exe=exe))
+    assert (entry.line, entry.search_path) == (3, "/opt/x:/bin")
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "/usr/lib/.hidden/run",
@@ -482,6 +510,10 @@ FRAGMENTS = st.sampled_from(
         "OnCalendar=",
         "Exec=",
         "LD_PRELOAD=",
+        "PATH=",
+        "environment=",
+        "directory=",
+        "\nExecSearchPath=",
         "#!/bin/sh\n",
         'RUN+="x"',
         "\x00",
@@ -521,6 +553,7 @@ def test_any_text_gives_bounded_entries(
         assert msgspec.json.decode(msgspec.json.encode(entry), type=PersistenceEntry) == entry
         assert len(entry.text) <= 2000
         assert all(0 < len(command) <= 2000 for command in entry.commands)
+        assert 0 < len(entry.search_path or "x") <= 2000 and 0 < len(entry.directory or "x") <= 2000
 
 
 @given(st.lists(FRAGMENTS | PIECES, max_size=40).map("".join))

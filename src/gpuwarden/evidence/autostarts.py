@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -10,14 +11,13 @@ from gpuwarden.evidence.node_files import mask_autostart
 from gpuwarden.evidence.shelf import Shelf
 from gpuwarden.evidence.subjects import Whom
 from gpuwarden.host import Host
-from gpuwarden.model import PersistenceEntry, Process
+from gpuwarden.model import PersistenceEntry
 from gpuwarden.node import Node
-from gpuwarden.rules.respawn import PRELOAD_KINDS, oddities, starts
+from gpuwarden.rules.autostart_ties import Tie
+from gpuwarden.rules.respawn import PRELOAD_KINDS, oddities, tied
 
 FILES_LIMIT = 64
 FILE_LIMIT_BYTES = 256 << 10
-FAMILY = 4
-"""The process and the nearest of its parents."""
 
 
 def collect(shelf: Shelf, host: Host, node: Node, processes: Sequence[Whom]) -> None:
@@ -28,7 +28,11 @@ def collect(shelf: Shelf, host: Host, node: Node, processes: Sequence[Whom]) -> 
         if (process := node.processes.get(whom.pid)) is not None
         and process.start_time_ticks == whom.start_time_ticks
     ]
-    found = [(entry, why) for entry in node.persistence if (why := _why(entry, subjects, node))]
+    ties: dict[int, list[tuple[int, Tie]]] = defaultdict(list)
+    for process in subjects:
+        for entry, tie, _ in tied(node, process):
+            ties[id(entry)].append((process.pid, tie))
+    found = [(entry, why) for entry in node.persistence if (why := _why(entry, ties[id(entry)]))]
     if not found:
         return
     document = [{**msgspec.to_builtins(mask_autostart(entry)), "why": why} for entry, why in found]
@@ -41,13 +45,11 @@ def collect(shelf: Shelf, host: Host, node: Node, processes: Sequence[Whom]) -> 
         shelf.left_out(f"{len(paths) - FILES_LIMIT} files", f"more than {FILES_LIMIT}")
 
 
-def _why(entry: PersistenceEntry, subjects: Sequence[Process], node: Node) -> list[str]:
+def _why(entry: PersistenceEntry, ties: Sequence[tuple[int, Tie]]) -> list[str]:
     why: list[str] = []
-    for process in subjects:
-        family = [process, *node.ancestors(process.pid)][:FAMILY]
-        tie = next((tie for one in family if (tie := starts(entry, one))), None)
-        if tie is not None:
-            why.append(f"starts pid {process.pid} or what started it: by its {tie}")
+    for pid, tie in ties:
+        perhaps = "" if tie.sure else "perhaps "
+        why.append(f"{perhaps}starts pid {pid} or what started it: by its {tie.noun}")
     if entry.kind in PRELOAD_KINDS:
         why.append("loaded into every program")
     return [*why, *oddities(entry)]

@@ -63,7 +63,12 @@ from gpuwarden.model.processes import (
     Process,
 )
 from gpuwarden.model.snapshots import SNAPSHOT_SCHEMA, SNAPSHOT_VERSION, AnyFact, Snapshot
-from gpuwarden.model.surroundings import Container, PersistenceEntry, Workload
+from gpuwarden.model.surroundings import (
+    Container,
+    PersistenceEntry,
+    StartedProgram,
+    Workload,
+)
 
 __all__ = [
     "DRIVER_LIBRARIES",
@@ -115,6 +120,7 @@ __all__ = [
     "Snapshot",
     "SourceRun",
     "SourceState",
+    "StartedProgram",
     "ToolRun",
     "Usage",
     "UtilisationSample",

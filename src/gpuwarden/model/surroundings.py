@@ -46,6 +46,21 @@ class Container(Fact, frozen=True, kw_only=True):
     unread: dict[str, str] = {}
 
 
+class StartedProgram(Fact, frozen=True, kw_only=True):
+    """A program or script that the commands of an entry name, and the file that it leads to.
+
+    Looked for as what reads the entry would: through its PATH, in its directory, links followed.
+    """
+
+    name: str
+    """As written."""
+    path: str | None = None
+    """None when nothing is there, or when nobody looked: then ``unread`` says why."""
+    device: str | None = None
+    inode: int | None = None
+    unread: dict[str, str] = {}
+
+
 class PersistenceEntry(Fact, frozen=True, kw_only=True):
     """A place that starts programs by itself, one entry of it."""
 
@@ -64,6 +79,12 @@ class PersistenceEntry(Fact, frozen=True, kw_only=True):
     owner_uid: int | None = None
     schedule: str | None = None
     enabled: bool | None = None
+    search_path: str | None = None
+    """The PATH that its file sets for its commands; None where it sets none."""
+    directory: str | None = None
+    """Where its commands are started; None where that is not known."""
+    programs: tuple[StartedProgram, ...] = ()
+    """Of the programs that its commands start, those that were looked for."""
     unread: dict[str, str] = {}
 
 

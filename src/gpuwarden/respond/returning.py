@@ -115,16 +115,16 @@ class Watcher:
                 return True
         return same_words or bool(self._entries & self._entries_of(process))
 
-    def _entries_of(self, process: Process | None) -> frozenset[tuple[str, str]]:
+    def _entries_of(self, process: Process | None) -> frozenset[tuple[str, int | None, str]]:
         """What would start it again by itself, as far as that names it and no whole service."""
         if process is None:
             return frozenset()
         others = tuple(one for one in self._snapshot.processes if one.pid != process.pid)
         node = Node(replace(self._snapshot, processes=(*others, process)))
         return frozenset(
-            (one.source, one.text)
-            for one in respawn.observe(node, process)
-            if one.kind == "persistence"
+            (entry.path, entry.line, entry.text)
+            for entry, tie, _ in respawn.tied(node, process)
+            if tie.sure and tie.kind not in ("unit", "container")
         )
 
     def _same_content(self, process: Process) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from gpuwarden.command_lines.shell_words import basename
 from gpuwarden.pattern import pattern
 from gpuwarden.rules import miner_tables as tables
 from gpuwarden.rules.masking import shown
-from gpuwarden.rules.shell_words import basename
 
 Activity = Literal["mining", "hash-cracking", "volunteer-computing", "plotting", "none"]
 

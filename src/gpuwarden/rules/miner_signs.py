@@ -11,9 +11,19 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
+from gpuwarden.command_lines.shell_words import (
+    MAX_DEPTH,
+    MAX_TEXT,
+    basename,
+    decoded_bytes,
+    output_of_one,
+    split_commands,
+    unescaped,
+    without_schedule,
+)
+from gpuwarden.command_lines.wrappers import SHELLS, unwrap
 from gpuwarden.pattern import pattern
 from gpuwarden.rules import miner_tables as tables
-from gpuwarden.rules.command_wrappers import SHELLS, unwrap
 from gpuwarden.rules.masking import masked, shown
 from gpuwarden.rules.miner_arguments import MAX_ARGUMENTS, is_pool_domain, read
 from gpuwarden.rules.miner_judgement import (
@@ -30,16 +40,6 @@ from gpuwarden.rules.miner_names import (
     is_cisco_trex,
     known_name,
     name_reason,
-)
-from gpuwarden.rules.shell_words import (
-    MAX_DEPTH,
-    MAX_TEXT,
-    basename,
-    decoded_bytes,
-    output_of_one,
-    split_commands,
-    unescaped,
-    without_schedule,
 )
 
 __all__ = ["CommandSigns", "command_signs", "line_signs", "name_signs", "plain"]

@@ -11,6 +11,7 @@ from gpuwarden.model import PersistenceEntry, XidEvent
 from gpuwarden.node import GPU_NODE_KINDS, Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import respawn, system_programs
+from gpuwarden.rules.autostart_ties import CONTAINER_KINDS
 from gpuwarden.rules.hit import Hit, gpu_subject, process_subject
 
 LINES_SHOWN = 6
@@ -112,7 +113,7 @@ def preload_library_unknown(node: Node, policy: Policy, rows: Sequence[Row]) -> 
 def autostart_suspicious(node: Node, policy: Policy, rows: Sequence[Row]) -> Iterator[Hit]:
     """Entries whose structure honest software does not have."""
     for entry in node.persistence:
-        if entry.kind in ("preload", *respawn.CONTAINER_KINDS):
+        if entry.kind in ("preload", *CONTAINER_KINDS):
             continue
         odd = respawn.oddities(entry)
         if not odd:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuwarden.finding import Evidence
 from gpuwarden.model import PersistenceEntry, Process
 from gpuwarden.node import Node
 from gpuwarden.pattern import pattern
+from gpuwarden.rules.autostart_index import COMPARED_LIMIT, AutostartIndex
+from gpuwarden.rules.autostart_ties import Tie, runner_of, tie_of
 from gpuwarden.rules.masquerade import (
     HOME_DOT_DIRECTORIES,
     SYSTEM_DIRECTORIES,
@@ -17,9 +19,16 @@ from gpuwarden.rules.masquerade import (
 )
 from gpuwarden.rules.miner_signs import line_signs
 
-INTERPRETERS = pattern(r"(?:python|pypy|perl|ruby|node|java|php|lua)[\d.]*|(?:ba|da|z|k)?sh|env")
 PRELOAD_KINDS = frozenset({"preload"})
-CONTAINER_KINDS = frozenset({"container-restart", "pod-controller"})
+FAMILY = 4
+"""The process and the nearest of its parents."""
+SHOWN_LIMIT = 16
+# Programs that start things for everybody, as asked.
+_LAUNCHERS = pattern(
+    r"systemd|init|supervisord|circusd|sshd(?:-session|-auth)?|login|crond?|cronie|anacron|atd|inetd|xinetd|tmux.*"
+    r"|screen|containerd|containerd-shim.*|dockerd|conmon|crio|kubelet|k3s.*|slurmd|slurmstepd"
+    r"|runc|crun|systemd-udevd|gdm.*|lightdm|sddm.*"
+)
 # Audit, accounting and monitoring libraries that clusters load into every process on purpose.
 KNOWN_PRELOADS = pattern(
     r"(?:.*/)?(?:libxalt_init|libsnoopy|libtcmalloc\w*|libjemalloc|libmimalloc|libnss_wrapper"
@@ -131,75 +140,131 @@ def _where(entry: PersistenceEntry) -> str:
     return f"{entry.kind} {entry.path}{line}{when}"
 
 
-def _stands_in(word: str, text: str, before: str) -> bool:
-    """Whether a word stands in a text by itself: after a blank or ``before``, before an end."""
-    start = text.find(word)
-    while start >= 0:
-        end = start + len(word)
-        opened = start == 0 or text[start - 1].isspace() or text[start - 1] in before
-        closed = end == len(text) or text[end].isspace() or text[end] in "'\";&|"
-        if opened and closed:
-            return True
-        start = text.find(word, start + 1)
-    return False
+# -------------------------------------------------------------------- whom they start
 
 
-def starts(entry: PersistenceEntry, process: Process) -> str | None:
-    """How an entry is tied to a process: by its path, its name or its unit; None if it is not."""
-    placement = process.cgroup
-    if entry.unit and placement and placement.unit == entry.unit:
-        return "unit"
-    text = "\n".join((entry.text, *entry.commands))
-    candidates: list[str] = []
-    if process.exe is not None and not process.exe.memfd:
-        candidates.append(process.exe.path)
-    if process.argv:
-        candidates.append(process.argv[0])
-        if INTERPRETERS.fullmatch(basename(process.argv[0])):
-            candidates.extend(
-                a for a in process.argv[1:4] if "/" in a or a.endswith((".py", ".sh"))
-            )
-    for candidate in candidates:
-        # An interpreter says nothing, unless it is a file of that name in a place of its own.
-        ordinary = "/" not in candidate or "/bin/" in candidate or candidate.startswith("/usr/")
-        if ordinary and INTERPRETERS.fullmatch(basename(candidate)):
-            continue
-        if len(candidate) > 3 and _stands_in(candidate, text, "\"'="):
-            return "path" if "/" in candidate else "name"
-    name = basename(process.exe.path) if process.exe else process.comm
-    if len(name) > 3 and not INTERPRETERS.fullmatch(name) and _stands_in(name, text, "\"'=/"):
-        return "name"
-    return None
+def tied(node: Node, process: Process) -> Iterator[tuple[PersistenceEntry, Tie, Process]]:
+    """(entry, tie, whom it starts) of each that starts a process, or one of its near parents.
+
+    Parents count up to what starts things for everybody: sshd, cron or systemd being started by
+    something says nothing of what they start.
+    """
+    index = _autostarts(node).index
+    members, launcher = _family(node, process)
+    own_unit = process.cgroup.unit if process.cgroup is not None else None
+    # A unit that starts things for others, cron's, is not what starts those.
+    of_launcher = (
+        launcher is not None
+        and launcher.cgroup is not None
+        and own_unit is not None
+        and launcher.cgroup.unit == own_unit
+    )
+    found: dict[int, tuple[PersistenceEntry, Tie, Process]] = {}
+    for member in members:
+        runner = runner_of(node, member)
+        for entry in index.candidates(runner):
+            tie = tie_of(entry, runner)
+            if tie is None or (tie.kind == "unit" and of_launcher):
+                continue
+            known = found.get(id(entry))
+            if known is None or tie.weight > known[1].weight:
+                found[id(entry)] = (entry, tie, member)
+    yield from found.values()
+
+
+def _family(node: Node, process: Process) -> tuple[list[Process], Process | None]:
+    """A process with its near parents, and the launcher that those end at."""
+    members = [process]
+    for parent in node.ancestors(process.pid):
+        if parent.pid == 1 or _starts_for_everybody(node, parent):
+            return members, parent
+        if len(members) < FAMILY:
+            members.append(parent)
+    return members, None
+
+
+def _starts_for_everybody(node: Node, process: Process) -> bool:
+    runner = runner_of(node, process)
+    path = runner.script
+    if process.exe is not None and not runner.is_general:
+        path = process.exe.path
+    return (
+        path is not None
+        and _LAUNCHERS.fullmatch(basename(path)) is not None
+        and path.startswith(SYSTEM_DIRECTORIES)
+    )
+
+
+class _Autostarts:
+    """The entries of one node with what is worked out once for all of its processes."""
+
+    def __init__(self, entries: tuple[PersistenceEntry, ...]) -> None:
+        self.index = AutostartIndex(entries)
+        self._odd: dict[int, tuple[str, ...]] = {}
+
+    def oddities(self, entry: PersistenceEntry) -> tuple[str, ...]:
+        """``oddities`` of one of the entries."""
+        if id(entry) not in self._odd:
+            self._odd[id(entry)] = oddities(entry)
+        return self._odd[id(entry)]
+
+
+# Those of the latest node: they are asked for by process after process.
+_latest: list[_Autostarts] = []
+
+
+def _autostarts(node: Node) -> _Autostarts:
+    if not _latest or _latest[0].index.entries is not node.persistence:
+        _latest[:] = [_Autostarts(node.persistence)]
+    return _latest[0]
 
 
 def observe(node: Node, process: Process) -> Iterator[Evidence]:
     """What would start this process again; odd ways are strong, ordinary ones explain."""
-    family = [process, *node.ancestors(process.pid)]
-    for entry in node.persistence:
-        if entry.kind in PRELOAD_KINDS:
-            continue
-        tie: str | None = None
-        for member in family[:4]:
-            tie = starts(entry, member)
-            if tie is not None:
-                break
-        if tie is None:
-            continue
-        odd = oddities(entry)
-        if odd:
-            yield Evidence(
-                kind="persistence",
-                strength="strong",
-                source=entry.path,
-                text=f"started again by {_where(entry)}, which {'; '.join(odd)}",
-            )
-            continue
-        exe = process.exe
-        from_system = exe is not None and exe.path.startswith(SYSTEM_DIRECTORIES)
-        own_unit = tie == "unit" or entry.kind in CONTAINER_KINDS
+    autostarts = _autostarts(node)
+    told = [
+        _evidence(autostarts.oddities(entry), entry, tie, process, member)
+        for entry, tie, member in tied(node, process)
+        if entry.kind not in PRELOAD_KINDS
+    ]
+    if len(told) > SHOWN_LIMIT:
+        told.sort(key=lambda one: (_RANKS.index(one.strength), one.source, one.text))
+    yield from told[:SHOWN_LIMIT]
+    if len(told) > SHOWN_LIMIT:
+        more = f"{len(told) - SHOWN_LIMIT} more autostarts would start it again"
+        yield Evidence(source="autostarts", text=more)
+    if autostarts.index.is_cut(runner_of(node, process)):
         yield Evidence(
-            kind=None if own_unit else "persistence",
-            strength="fact" if own_unit else ("weak" if from_system or tie == "name" else "strong"),
-            source=entry.path,
-            text=f"started again by {_where(entry)}: {entry.text.strip()[:160]}",
+            source="autostarts",
+            text=f"more than {COMPARED_LIMIT} autostarts of one user name what it runs; "
+            "the others were not compared",
         )
+
+
+_RANKS = ("complete", "strong", "weak", "fact")
+
+
+def _evidence(
+    odd: Sequence[str], entry: PersistenceEntry, tie: Tie, process: Process, member: Process
+) -> Evidence:
+    whose = f"its {tie.noun}" if member is process else f"the {tie.noun} of a process above it"
+    # What is odd by itself and names a file of its own is no chance.
+    sure = tie.sure or (bool(odd) and tie.kind != "words" and not tie.as_other_user)
+    how = "started" if sure else "perhaps started"
+    told = f"{how} again by {_where(entry)}, tied by {whose}"
+    if odd:
+        return Evidence(
+            kind="persistence",
+            strength="strong" if sure else "weak",
+            source=entry.path,
+            text=f"{told}; the entry {'; '.join(odd)}",
+        )
+    exe = process.exe
+    from_system = exe is not None and exe.path.startswith(SYSTEM_DIRECTORIES)
+    own_unit = tie.kind in ("unit", "container")
+    return Evidence(
+        kind=None if own_unit else "persistence",
+        strength="fact" if own_unit else ("strong" if sure and not from_system else "weak"),
+        source=entry.path,
+        text=f"{told}: {entry.text.strip()[:160]}",
+    )

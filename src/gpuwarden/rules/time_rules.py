@@ -13,7 +13,8 @@ from gpuwarden.finding import Evidence, Row, Severity, Subject
 from gpuwarden.model import ExitedClient, Gpu, Process, Respawn, Usage
 from gpuwarden.node import Node
 from gpuwarden.policy import Policy
-from gpuwarden.rules import behaviour, respawn, system_programs
+from gpuwarden.rules import behaviour, system_programs
+from gpuwarden.rules.general_programs import is_interpreter
 from gpuwarden.rules.hit import Hit, gpu_phrase, gpu_subject, process_subject
 from gpuwarden.rules.membership import claims, policy_references
 
@@ -314,7 +315,7 @@ def gpu_process_respawns(node: Node, policy: Policy, rows: Sequence[Row]) -> Ite
         row, process = now
         name = line.binary.rsplit("/", 1)[-1]
         # Everything that a person runs in an interpreter is the same binary.
-        if respawn.INTERPRETERS.fullmatch(name) and row.verdict == "other-team":
+        if is_interpreter(name) and row.verdict == "other-team":
             continue
         lives = sorted(line.lifetimes_seconds[-count:])
         text = (

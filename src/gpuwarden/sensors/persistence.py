@@ -22,6 +22,7 @@ from gpuwarden.sensors.autostarts.place_reader import (
     Home,
     PlaceReader,
 )
+from gpuwarden.sensors.autostarts.program_files import ProgramFiles
 from gpuwarden.sensors.autostarts.startup_files import parse_preload, parse_shell_profile
 from gpuwarden.sensors.autostarts.supervisord import parse_supervisord
 from gpuwarden.sensors.autostarts.systemd_units import parse_unit
@@ -57,10 +58,12 @@ def read(host: Host, seen: Seen) -> Iterator[PersistenceEntry | Gap]:
 
     All of cron, at, rc.local, ld.so.preload and supervisord; units that were added locally; and of
     packaged units, scripts and profiles those that name a process in ``seen`` or stand out in form.
+    Each with the files that its programs lead to.
     """
     reader = PlaceReader(host)
     selection = Selection(seen.processes.values())
-    homes = _homes(reader)
+    mounts = _network_mounts(reader)
+    homes = _homes(reader, mounts)
     places = (
         cron.read(reader, selection),
         systemd_units.read(reader, selection, homes),
@@ -68,7 +71,18 @@ def read(host: Host, seen: Seen) -> Iterator[PersistenceEntry | Gap]:
         supervisord.read(reader, seen),
         from_containers(seen.containers),
     )
-    yield from within_budget(chain.from_iterable(places))
+    files = ProgramFiles(
+        host,
+        {home.user: home.path for home in reversed(homes)},
+        lambda path: mounts is None or _is_remote(host, path, mounts),
+    )
+    for fact in within_budget(chain.from_iterable(places)):
+        yield files.found(fact) if isinstance(fact, PersistenceEntry) else fact
+    if files.left_out:
+        reader.gap(
+            "programs of autostart entries",
+            f"too many to look all of them up: {files.left_out} entries have more",
+        )
     yield from reader.gaps()
 
 
@@ -83,7 +97,8 @@ def within_budget(facts: Iterable[PersistenceEntry | Gap]) -> Iterator[Persisten
     for fact in facts:
         if isinstance(fact, PersistenceEntry):
             owner = fact.owner_uid or 0
-            size = len(fact.text) + sum(len(command) for command in fact.commands)
+            texts = (fact.text, fact.search_path or "", fact.directory or "", *fact.commands)
+            size = sum(map(len, texts))
             if spent[owner] + size > (ROOT_TEXT_LIMIT if owner == 0 else USER_TEXT_LIMIT):
                 left_out[owner] += 1
                 continue
@@ -153,11 +168,10 @@ def parse_network_mounts(mounts: str) -> frozenset[str]:
     return frozenset(points)
 
 
-def _homes(reader: PlaceReader) -> list[Home]:
+def _homes(reader: PlaceReader, mounts: frozenset[str] | None) -> list[Home]:
     passwd = reader.file("/etc/passwd")
     homes = parse_homes(passwd.text) if passwd else []
     homes.sort(key=lambda home: home.path != "/root")
-    mounts = _network_mounts(reader)
     if mounts is None:
         reader.gap("home directories", "mounts unknown, so they were not entered")
         return []

@@ -37,11 +37,13 @@ AT_DIRECTORIES = ("/var/spool/cron/atjobs", "/var/spool/at")
 _SPOOL_SUBDIRECTORIES = ("crontabs", "atjobs", "atspool", "lastrun", "tabs")
 
 _ENVIRONMENT = pattern(r"[\"']?[A-Za-z_][A-Za-z0-9_]*[\"']?\s*=")
+_SEARCH_PATH = pattern(r"[\"']?PATH[\"']?\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|(.*))")
 _PRELOAD_VARIABLE = pattern(r"[\"']?LD_(?:PRELOAD|AUDIT|LIBRARY_PATH)\b")
 _FIELD = r"[0-9A-Za-z*/,~\-?#]{1,200}"
 _SCHEDULE = pattern(rf"-?(@[a-z]{{4,10}}|{_FIELD}(?:[ \t]+{_FIELD}){{4}})[ \t]+(\S.*)")
 _ANACRON = pattern(r"(@[a-z]{4,10}|\d{1,6})[ \t]+(\d{1,6})[ \t]+(\S{1,200})[ \t]+(\S.*)")
 _AT_ENVIRONMENT = pattern(r"[A-Za-z_][A-Za-z0-9_]*=.*; export [A-Za-z_][A-Za-z0-9_]*\s*\Z")
+_AT_PATH = pattern(r"^PATH=([^;\n]{1,2000})", re.MULTILINE)
 _AT_OWNER = pattern(r"^# mail +(\S{1,64})", re.MULTILINE)
 _AT_UID = pattern(r"^# atrun uid=(\d{1,10})", re.MULTILINE)
 # at's own lines, which every job has.
@@ -58,11 +60,13 @@ def parse_crontab(text: str, path: str, system: bool) -> list[PersistenceEntry]:
     """
     entries: list[PersistenceEntry] = []
     table_user = None if system else path.rpartition("/")[2] or None
+    search: str | None = None
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()[: TEXT_LIMIT + COMMAND_LIMIT]
         if not line or line[0] == "#":
             continue
         if _ENVIRONMENT.match(line):
+            search = _search_path(line) or search
             if _PRELOAD_VARIABLE.match(line):
                 entries.append(
                     _entry(path, number, line, commands=(), user=table_user, schedule=None)
@@ -75,7 +79,15 @@ def parse_crontab(text: str, path: str, system: bool) -> list[PersistenceEntry]:
             command = command.strip()
             if command:
                 entries.append(
-                    _entry(path, number, line, commands=(command,), user=user, schedule=schedule)
+                    _entry(
+                        path,
+                        number,
+                        line,
+                        commands=(command,),
+                        user=user,
+                        schedule=schedule,
+                        search=search,
+                    )
                 )
         if len(entries) > ENTRIES_LIMIT:
             break
@@ -85,15 +97,25 @@ def parse_crontab(text: str, path: str, system: bool) -> list[PersistenceEntry]:
 def parse_anacrontab(text: str, path: str) -> list[PersistenceEntry]:
     """One entry a job line of an anacrontab."""
     entries: list[PersistenceEntry] = []
+    search: str | None = None
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()[: TEXT_LIMIT + COMMAND_LIMIT]
         if line[:1] in ("", "#") or _ENVIRONMENT.match(line):
+            search = _search_path(line) or search
             continue
         if found := _ANACRON.fullmatch(line):
             period, _, _, command = found.groups()
             schedule = period if period.startswith("@") else f"every {period} days"
             entries.append(
-                _entry(path, number, line, commands=(command,), user="root", schedule=schedule)
+                _entry(
+                    path,
+                    number,
+                    line,
+                    commands=(command,),
+                    user="root",
+                    schedule=schedule,
+                    search=search,
+                )
             )
         if len(entries) > ENTRIES_LIMIT:
             break
@@ -117,6 +139,7 @@ def parse_at_job(text: str, path: str) -> PersistenceEntry | None:
     if not commands:
         return None
     owner, uid = _AT_OWNER.search(text), _AT_UID.search(text)
+    search = _AT_PATH.search(text)
     return PersistenceEntry(
         kind="at",
         path=path,
@@ -126,7 +149,13 @@ def parse_at_job(text: str, path: str) -> PersistenceEntry | None:
         user=owner[1] if owner else None,
         owner_uid=int(uid[1]) if uid else None,
         schedule="once",
+        search_path=search[1].replace("\\", "") if search else None,
     )
+
+
+def _search_path(line: str) -> str | None:
+    found = _SEARCH_PATH.fullmatch(line)
+    return next((value[:TEXT_LIMIT] for value in found.groups() if value), None) if found else None
 
 
 def _entry(
@@ -137,6 +166,7 @@ def _entry(
     commands: tuple[str, ...],
     user: str | None,
     schedule: str | None,
+    search: str | None = None,
 ) -> PersistenceEntry:
     return PersistenceEntry(
         kind="cron",
@@ -146,6 +176,7 @@ def _entry(
         commands=tuple(command[:COMMAND_LIMIT] for command in commands),
         user=user,
         schedule=schedule,
+        search_path=search,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gpuwarden.command_lines.program_places import is_packaged
 from gpuwarden.model import PersistenceEntry, Process
 from gpuwarden.pattern import pattern
 
@@ -70,7 +71,8 @@ _MARKS = (
 )
 _LINE_END = pattern("\n")
 _WORD = pattern(r"[^\s;&|()<>\"'`=,{}]+")
-# Interpreters and supervisors of everything: their name alone ties an entry to no process.
+# Interpreters and supervisors of everything: their name alone ties an entry to no process, unless
+# the file of that name lies in a place of its own.
 _GENERIC = pattern(
     r"(?:ba|da|z|k|c|tc|fi)?sh|busybox|env|sudo|su|nohup|setsid|timeout|systemd|init|tini|dumb-init|"
     r"(?:python|pypy|perl|ruby|node|nodejs|php|java|julia|lua)[\d.]*|supervisord|runc|conmon|"
@@ -103,10 +105,14 @@ class Selection:
         """What a line that names a process must contain, unless there are too many."""
 
     def _learn(self, process: Process, directories: set[str]) -> None:
-        if process.exe is not None:
-            self._program(process.exe.path)
+        exe = process.exe
+        if exe is not None:
+            # A program called python3 that is none, or perhaps none, is looked for by that name.
+            own = not exe.links_python and not is_packaged(exe.path)
+            self._program(exe.path, own_path=own, own_name=own)
         if process.argv:
-            self._program(process.argv[0].split(" ", 1)[0])
+            said = process.argv[0].split(" ", 1)[0]
+            self._program(said, own_path=said.startswith("/") and not is_packaged(said))
             for argument in process.argv[1 : 1 + _ARGUMENTS_LOOKED_AT]:
                 # A script or a module's path; options and plain words tie to nothing.
                 if "/" in argument and not argument.startswith("-") and "://" not in argument:
@@ -116,13 +122,12 @@ class Selection:
         if process.cgroup is not None and process.cgroup.unit:
             self._units.add(process.cgroup.unit)
 
-    def _program(self, path: str) -> None:
+    def _program(self, path: str, *, own_path: bool = False, own_name: bool = False) -> None:
         name = path.rpartition("/")[2]
-        if _GENERIC.fullmatch(name):
-            return
-        if "/" in path:
+        generic = _GENERIC.fullmatch(name) is not None
+        if "/" in path and (own_path or not generic):
             self._words.add(path)
-        if len(name) >= _NAME_MINIMUM:
+        if len(name) >= _NAME_MINIMUM and (own_name or not generic):
             self._names.add(name)
 
     def names_process(self, text: str) -> bool:

@@ -5,6 +5,7 @@ Formats: ld.so(8) for /etc/ld.so.preload; the Desktop Entry and Autostart specif
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -53,6 +54,10 @@ HOME_SSH_RC = ".ssh/rc"
 
 _UDEV_RUN = pattern(
     r"\b(?:RUN|PROGRAM|IMPORT\{program\})(?:\{[a-z]+\})?\s*[+:]?==?\s*\"([^\"]{1,2000})\""
+)
+_SEARCH_PATH = pattern(
+    r"^[ \t]{0,80}(?:export[ \t]{1,80})?PATH=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^\s;&|]*))",
+    re.MULTILINE,
 )
 _LINES_LIMIT = 500
 _STARTS_NOTHING = pattern(r"exit(?: \d{1,3})?|set [-+]\w{1,10}|fi|done|esac|\}|then|else")
@@ -151,7 +156,8 @@ def read(
     for path in RC_LOCAL:
         if file := reader.file(path):
             entries = parse_shell_profile(file.text, path, "rc-local")
-            yield from _owned(entries[:_LINES_LIMIT], file, "root")
+            search = search_path(file.text)
+            yield from _owned(entries[:_LINES_LIMIT], file, "root", search)
     scripts = _Scripts(reader, selection)
     for directory in INIT_SCRIPTS:
         yield from scripts.directory(directory, "init-script")
@@ -207,18 +213,32 @@ class _Scripts:
         if file.text in self._plain:
             return
         kept = 0
+        search: str | None = None
         for number, line in self._selection.lines(file.text):
             if kept >= _LINES_LIMIT:
                 self._reader.gap(path, f"only the first {_LINES_LIMIT} selected lines were kept")
                 break
+            if not kept:
+                search = search_path(file.text)
             kept += 1
-            yield from _owned([_line_entry(kind, path, number, line)], file, user)
+            yield from _owned([_line_entry(kind, path, number, line)], file, user, search)
         if not kept:
             self._plain.add(file.text)
 
 
+def search_path(script: str) -> str | None:
+    """The first PATH that a shell script sets, as written; None if it sets none."""
+    found = _SEARCH_PATH.search(script)
+    return next((v[:TEXT_LIMIT] for v in found.groups() if v), None) if found else None
+
+
 def _owned(
-    entries: Sequence[PersistenceEntry], file: PlaceFile, user: str | None
+    entries: Sequence[PersistenceEntry],
+    file: PlaceFile,
+    user: str | None,
+    search: str | None = None,
 ) -> Iterator[PersistenceEntry]:
     for entry in entries:
-        yield msgspec.structs.replace(entry, owner_uid=file.owner_uid, user=entry.user or user)
+        yield msgspec.structs.replace(
+            entry, owner_uid=file.owner_uid, user=entry.user or user, search_path=search
+        )

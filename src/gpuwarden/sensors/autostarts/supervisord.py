@@ -28,6 +28,7 @@ _SECTION = pattern(r"\[(program|eventlistener|fcgi-program):([^\]]{1,200})\]\s*(
 _INLINE_COMMENT = pattern(r"\s;.*")
 _DETAILS = ("directory", "autostart", "autorestart", "startretries", "process_name", "numprocs")
 _PRELOAD = pattern(r"\bLD_(?:PRELOAD|AUDIT)=[^,\s]{1,300}")
+_SEARCH_PATH = pattern(r"(?:^|,)\s*PATH=(?:\"([^\"]*)\"|'([^']*)'|([^,]*))")
 _VALUE_LIMIT = 4096
 _FILES_LIMIT = 200
 _INCLUDE_DEPTH = 3
@@ -120,6 +121,7 @@ def _finish(
     details = [f"{key}={settings[key]}" for key in _DETAILS if key in settings]
     if found := _PRELOAD.search(settings.get("environment", "")):
         details.append(found[0])
+    search = _SEARCH_PATH.search(settings.get("environment", ""))
     entries.append(
         PersistenceEntry(
             kind="supervisord",
@@ -130,6 +132,10 @@ def _finish(
             user=settings.get("user"),
             unit=name,
             enabled=settings.get("autostart", "true").lower() in ("true", "yes", "1", "on"),
+            search_path=next((v[:TEXT_LIMIT] for v in search.groups() if v), None)
+            if search
+            else None,
+            directory=settings.get("directory", "")[:TEXT_LIMIT] or None,
         )
     )
 

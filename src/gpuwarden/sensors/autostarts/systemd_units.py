@@ -87,6 +87,7 @@ _DETAILS = (
     "RefuseManualStop",
 )
 _PRELOAD = pattern(r"\bLD_(?:PRELOAD|AUDIT)=\S{1,300}")
+_SEARCH_PATH = pattern(r"(?:^|[\s\"'])PATH=([^\s\"']{1,2000})")
 _TELLING = pattern(r"^\s*((?:Exec|Environment|WorkingDirectory|RootDirectory)[^\n]*)", re.MULTILINE)
 _COMMAND_PREFIXES = "-@:+!|"
 _LINE_LIMIT = 8192
@@ -104,6 +105,8 @@ def parse_unit(text: str, path: str) -> list[PersistenceEntry]:
     commands: dict[str, list[str]] = {}
     details: list[str] = []
     user: str | None = None
+    search: str | None = None
+    directory: str | None = None
     first: int | None = None
     installable = False
     for number, section, key, value in _settings(text):
@@ -121,11 +124,18 @@ def parse_unit(text: str, path: str) -> list[PersistenceEntry]:
             first = first or number
         elif key in _DETAILS:
             details.append(f"{key}={value}")
+            if key == "WorkingDirectory":
+                directory = value.lstrip("-")[:TEXT_LIMIT] or None
         elif key == "User":
             user = value[:256] or None
-        elif key == "Environment" and (found := _PRELOAD.search(value)):
-            details.append(found[0])
-            first = first or number
+        elif key == "ExecSearchPath":
+            search = value[:TEXT_LIMIT] or None
+        elif key == "Environment":
+            if found := _SEARCH_PATH.search(value):
+                search = search or found[1]
+            if found := _PRELOAD.search(value):
+                details.append(found[0])
+                first = first or number
     flat = [command for key in _COMMANDS for command in commands.get(key, ())]
     if not flat and not any(_PRELOAD.match(detail) for detail in details):
         return []
@@ -139,6 +149,8 @@ def parse_unit(text: str, path: str) -> list[PersistenceEntry]:
             user=user,
             unit=unit,
             enabled=False if installable else None,
+            search_path=search,
+            directory=directory,
         )
     ]
 
@@ -296,7 +308,13 @@ def _units(
         service = files.get(listing.paths.get(started, ""))
         runs = parse_file(service) if service else []
         yield (
-            msgspec.structs.replace(timer, commands=runs[0].commands, user=runs[0].user)
+            msgspec.structs.replace(
+                timer,
+                commands=runs[0].commands,
+                user=runs[0].user,
+                search_path=runs[0].search_path,
+                directory=runs[0].directory,
+            )
             if runs
             else timer
         )

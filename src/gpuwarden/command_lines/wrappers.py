@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuwarden.rules.shell_words import ASSIGNMENT, MAX_VALUE, basename
+from gpuwarden.command_lines.shell_words import ASSIGNMENT, MAX_VALUE, basename
 
 MAX_WRAPPERS = 16
 
