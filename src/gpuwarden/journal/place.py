@@ -15,7 +15,7 @@ from gpuwarden.errors import Denied, TimedOut, Unavailable
 JOURNAL = "/var/lib/gpuwarden/journal"
 LOCK_SECONDS = 10.0
 _LOCK_PAUSE_SECONDS = 0.001
-"""Shorter than what a writer does between two entries: also one who always writes lets others in."""
+"""Shorter than a writer is between two entries: one who always writes lets others in, too."""
 _REOPENINGS = 8
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
