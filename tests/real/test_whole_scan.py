@@ -101,7 +101,9 @@ def story() -> Iterator[Story]:
         engine = stack.enter_context(podman(scratch / "podman"))
         try:
             # An ended job that left its process behind.
-            job = slurm.submit(f"(setsid {PYTHON} -c '{WAIT}' &) ; sleep 0.5", gpus=1)
+            left = scratch / "left"
+            leaves = f"""(setsid sh -c ': >{left}; exec {PYTHON} -c "{WAIT}"' &)"""
+            job = slurm.submit(f"{leaves}; until [ -e {left} ]; do sleep 0.1; done", gpus=1)
             slurm.wait_for_state(job, "COMPLETED")
             orphan = job_python(slurm, job)
             told.pids["orphan"] = orphan
@@ -139,6 +141,8 @@ def story() -> Iterator[Story]:
                 command=("sh", "-c", "exec 9</dev/nvidia2; while :; do sleep 1; done"),
             )
             told.pids["container"] = engine.pid(identity)
+            opened = Path(f"/proc/{told.pids['container']}/fd/9")
+            wait_until(opened.is_symlink, "the container's open device")
             gone = subprocess.Popen(["true"])
             gone.wait()
             told.pids["dead"] = gone.pid

@@ -29,6 +29,7 @@ from tests.support.containers import (
     cgroup_directories,
     fake_node,
     no_new_cgroups,
+    wait_until,
 )
 from tests.support.cri import PodSpec, containerd
 from tests.support.fakenvml import FakeNvml
@@ -65,6 +66,12 @@ class Node:
         return rows[0]
 
 
+def wait_for_program(pid: int) -> None:
+    """Until then the runtime's own one runs in its place."""
+    exe = Path(f"/proc/{pid}/exe")
+    wait_until(lambda: exe.readlink().name == "busybox", f"the program of pid {pid}")
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     require_root()
@@ -94,6 +101,7 @@ def node() -> Iterator[Node]:
                 for field, value in more.items():
                     setattr(spec, field, value)
                 told.pids[name] = engine.start_pod(spec, IMAGE).pid
+                wait_for_program(told.pids[name])
             kubelet.pods = [
                 {
                     "name": "train",
