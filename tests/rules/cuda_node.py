@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuwarden.model import CudaContext, CudaLibrary, CudaProcess, GpuModule, Snapshot
 from gpuwarden.rules.registry import CUDA_RULES
-from tests.rules.open_node import OpenNode
+from tests.rules.open_node import OpenNode, digest
 from tests.support.nodes import SECOND_NS, TAKEN_AT_NS
 
 LIBRARY = CudaLibrary(
@@ -17,6 +17,19 @@ LIBRARY = CudaLibrary(
     path="/usr/lib/x86_64-linux-gnu/libcuda.so.550.54",
     soname="libcuda.so.1",
 )
+POLICY = f"""
+workloads:
+  - name: training
+    owner: vision team
+    contact: vision-oncall@example.org
+    match: {{image_digest: "{digest("train")}"}}
+    profile: torch
+    MORE
+profiles:
+  - name: torch
+    baselines: [starter]
+"""
+DECLARED = POLICY.replace("MORE", "contexts: 1")
 HASHES = "hash-like integer compute: 15% xor, 39% rotates, densest window 59%"
 
 

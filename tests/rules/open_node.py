@@ -125,3 +125,8 @@ def digest(name: str) -> str:
 
 
 __all__ = ["RUNC", "OpenNode", "digest"]
+
+
+def texts(finding: Finding) -> str:
+    """What a finding's evidence says, a line each."""
+    return "\n".join(e.text for e in finding.evidence)

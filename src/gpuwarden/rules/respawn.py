@@ -214,9 +214,11 @@ _latest: list[_Autostarts] = []
 
 
 def _autostarts(node: Node) -> _Autostarts:
-    if not _latest or _latest[0].index.entries is not node.persistence:
-        _latest[:] = [_Autostarts(node.persistence)]
-    return _latest[0]
+    kept = _latest[0] if _latest else None
+    if kept is None or kept.index.entries is not node.persistence:
+        kept = _Autostarts(node.persistence)
+        _latest[:] = [kept]
+    return kept
 
 
 def observe(node: Node, process: Process) -> Iterator[Evidence]:
