@@ -20,6 +20,7 @@ from gpuwarden.model import Container, Process, Snapshot
 from gpuwarden.node import Node
 from gpuwarden.outputs.words import escape
 from gpuwarden.rules import respawn
+from gpuwarden.rules.autostart_ties import runner_of
 from gpuwarden.rules.masquerade import SYSTEM_DIRECTORIES
 from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.process.mounts import NETWORK_TYPES
@@ -121,10 +122,14 @@ class Watcher:
             return frozenset()
         others = tuple(one for one in self._snapshot.processes if one.pid != process.pid)
         node = Node(replace(self._snapshot, processes=(*others, process)))
+        # What its script starts besides, a sleep between two rounds, is not the program.
+        aside = runner_of(node, process).is_general
         return frozenset(
             (entry.path, entry.line, entry.text)
-            for entry, tie, _ in respawn.tied(node, process)
-            if tie.sure and tie.kind not in ("unit", "container")
+            for entry, tie, member in respawn.tied(node, process)
+            if tie.sure
+            and tie.kind not in ("unit", "container")
+            and (member is process or not aside)
         )
 
     def _same_content(self, process: Process) -> bool:
