@@ -265,6 +265,10 @@ def _same_program(pair: _Pair, paths: frozenset[str]) -> Kind | None:
         return "file"
     if exe.path in paths and pair.is_comparable:
         return "path" if exe.deleted or exe.path_is_genuine is not False else None
+    known = any(file.inode is not None for file in files)
+    if pair.runner.is_general and not known and is_interpreter(start.program):
+        # /bin/sh may be a link to dash: what it was given decides.
+        return "name" if is_interpreter(exe.path) else None
     name = basename(start.program)
     if paths or len(name) < _NAME_MINIMUM or basename(exe.path) != name:
         return None
