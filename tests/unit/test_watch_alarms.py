@@ -95,6 +95,16 @@ def test_what_is_counted_last_is_told_before_it_is_over() -> None:
     assert times(alarms.current(NOW + ENDED_NS - 1, [])) == [41]
 
 
+def test_what_is_counted_when_it_is_over_already_is_told_all_the_same() -> None:
+    """As after a standstill of the agent, or of its machine."""
+    alarms = Alarms()
+    alarms.put(KEY, [finding()], 1, NOW)
+    alarms.ended(KEY, NOW)
+    alarms.used(KEY, 41, NOW)
+    assert times(alarms.current(NOW + 2 * ENDED_NS, [])) == [41]
+    assert alarms.current(NOW + 2 * ENDED_NS + 1, []) == []
+
+
 def test_without_findings_it_is_over_at_once() -> None:
     alarms = Alarms()
     alarms.put(KEY, [finding(), finding(rule="another")], 1, NOW)

@@ -156,7 +156,8 @@ class Alarms:
                 over = now_ns - alarm.ended_ns >= ENDED_NS
             else:
                 over = key not in holding and now_ns - alarm.last_ns >= QUIET_NS
-            if over:
+            # Uses that came since the last call are told once more before it is dropped.
+            if over and not alarm.more:
                 self._leave(self._alarms.pop(key))
                 continue
             if alarm.more:
