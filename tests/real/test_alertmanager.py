@@ -40,7 +40,7 @@ receivers:
 
 def answers(url: str) -> Any:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=20) as answer:
             body = answer.read()
             return json.loads(body) if body[:1] in b"[{" else body
     except (urllib.error.URLError, OSError):
@@ -57,7 +57,7 @@ def receiver() -> Iterator[Receiver]:
 def alertmanager(tmp_path: Path, receiver: Receiver) -> Iterator[str]:
     """Its URL."""
     require("prometheus-alertmanager")
-    port = Receiver().port
+    reserved = Receiver()
     config = tmp_path / "alertmanager.yml"
     config.write_text(CONFIG.format(url=receiver.url))
     with (tmp_path / "log").open("wb") as log:
@@ -66,13 +66,13 @@ def alertmanager(tmp_path: Path, receiver: Receiver) -> Iterator[str]:
                 "prometheus-alertmanager",
                 f"--config.file={config}",
                 f"--storage.path={tmp_path / 'storage'}",
-                f"--web.listen-address=127.0.0.1:{port}",
+                f"--web.listen-address=127.0.0.1:{reserved.port}",
                 "--cluster.listen-address=",
             ],
             stdout=log,
             stderr=log,
         )
-    url = f"http://127.0.0.1:{port}"
+    url = reserved.url
     try:
         wait_until(lambda: answers(f"{url}/-/ready") is not None, 30)
         yield url

@@ -21,7 +21,7 @@ def answers(url: str, **query: str) -> Any:
     if query:
         url += f"?{urllib.parse.urlencode(query)}"
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=20) as answer:
             body = answer.read()
             return json.loads(body) if body[:1] in b"[{" else body
     except (urllib.error.URLError, OSError):
@@ -33,12 +33,15 @@ def running(command: list[str], port_option: str, folder: Path) -> Iterator[str]
     """A server on a port of its own; its URL once it is ready."""
     name = command[0]
     with (folder / f"{name}.log").open("wb") as log:
-        address = f"127.0.0.1:{Receiver().port}"
+        reserved = Receiver()
+        url = reserved.url
         process = subprocess.Popen(
-            [*command, f"{port_option}={address}"], stdout=log, stderr=log, cwd=folder
+            [*command, f"{port_option}={url.removeprefix('http://')}"],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
         )
         try:
-            url = f"http://{address}"
             wait_until(lambda: process.poll() is not None or bool(answers(f"{url}/-/ready")), 30)
             assert process.poll() is None, (folder / f"{name}.log").read_text()
             yield url

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -39,13 +40,12 @@ class Receiver:
         """Those that got a status of 2xx."""
         self._released = threading.Event()
         self._server: ThreadingHTTPServer | None = None
-        self.port = self._free_port()
-
-    @staticmethod
-    def _free_port() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
+        # Bound for as long as this is there: nobody else gets the port while nobody listens.
+        kept = socket.socket()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        weakref.finalize(self, kept.close)
+        self.port = int(kept.getsockname()[1])
 
     @property
     def url(self) -> str:
