@@ -18,8 +18,8 @@ from gpuwarden.command_lines.shell_words import (
 )
 from gpuwarden.command_lines.wrappers import unwrap
 
-_LOOKED_AT = 64
-_KEPT = 4096
+_LOOKED_AT = 16
+_KEPT = 2048
 _BUILTINS = frozenset(
     ": . [ [[ alias bg break case cd continue declare echo esac eval exit export false fg getopts "
     "hash in jobs let local printf pwd read readonly return set shift shopt source test times trap "
