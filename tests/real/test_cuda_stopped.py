@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from gpuwarden.probes.cuda import stopped_image
 from gpuwarden.probes.cuda.stopped import REASONS, boot_ns
 from gpuwarden.probes.cuda.stopped_image import WantedImage, read_stopped
 from tests.support import cuda_bed
-from tests.support.idle import wait_for
+from tests.support.idle import PATIENCE_SECONDS, wait_for
 from tests.support.stopping import (
+    FOREVER_NS,
     StopProbe,
     answered,
-    guarded,
     load,
     loading,
     start_time_ns,
@@ -29,6 +30,13 @@ from tests.support.stopping import (
 pytestmark = pytest.mark.real
 
 STOPPED, NOT_ALLOWED, OTHERS = 0, 1, 2
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch, stopper: StopProbe) -> None:
+    """Processes may be stopped, and be so for as long as it takes to read them."""
+    monkeypatch.setattr(stopped_image, "STOP_LIMIT_SECONDS", PATIENCE_SECONDS)
+    stopper.allow()
 
 
 # -------------------------------------------------------------------- who may be stopped
@@ -80,8 +88,9 @@ time.sleep(60)
 # -------------------------------------------------------------------- read and continued
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_image_is_read_whole_and_the_process_goes_on(stopper: StopProbe, bulk: Path) -> None:
-    with guarded(stopper), loading(bulk) as (program, address):
+    with loading(bulk) as (program, address):
         load(program)
         record = stopped_record(stopper, program)
         content = bulk.read_bytes()
@@ -98,12 +107,12 @@ def test_an_image_is_read_whole_and_the_process_goes_on(stopper: StopProbe, bulk
         assert stopper.map.records() == []
         # And it can be stopped again.
         load(program)
-        stopped_record(stopper, program)
+        assert stopper.map.release(stopped_record(stopper, program)) == "continued"
         answered(program)
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_cannot_be_read_is_said(stopper: StopProbe, bulk: Path) -> None:
-    stopper.allow()
     with loading(bulk) as (program, address):
         for wanted, missed in (
             (WantedImage(8, 4096), "at byte 0: Input/output error"),
@@ -212,7 +221,7 @@ def test_only_the_process_of_a_record_is_continued(stopper: StopProbe, bulk: Pat
         os.kill(program.pid, signal.SIGCONT)
         wait_for(lambda: state(program.pid) != "T", "its going on")
         # One that runs may be about to stop: its record stays for a while.
-        stopper.write_down(program.pid, began)
+        stopper.write_down(program.pid, began, boot_ns() + FOREVER_NS)
         [record] = stopper.map.records()
         assert stopper.map.release(record) == "kept"
         stopper.write_down(program.pid, began, boot_ns() - 2 * 10**9)

@@ -16,6 +16,9 @@ from gpuwarden.errors import Malformed
 from gpuwarden.sensors.process.stat_lines import parse_stat
 
 EVERY_SECONDS = 0.02
+PAUSE_LIMIT_SECONDS = 0.1
+"""Of a pause of the watcher's own no more counts: when the whole machine stands still, nobody can
+continue anybody."""
 
 
 class Longest(NamedTuple):
@@ -79,9 +82,11 @@ def main() -> None:
     stretches = dict.fromkeys(pids, 0)
     gone: set[int] = set()
     looks, pause, last = 0, 0.0, time.monotonic()
+    watched = 0.0
     print("watching", flush=True)
     while not ended:
         now = time.monotonic()
+        watched += min(now - last, PAUSE_LIMIT_SECONDS)
         looks, pause, last = looks + 1, max(pause, now - last), now
         for pid in pids:
             seen = _seen(pid)
@@ -91,9 +96,9 @@ def main() -> None:
                     gone.add(pid)
                 continue
             if pid not in since or since[pid][1] != seen[1]:
-                since[pid] = (now, seen[1])
+                since[pid] = (watched, seen[1])
                 stretches[pid] += 1
-            longest[pid] = max(longest[pid], now - since[pid][0])
+            longest[pid] = max(longest[pid], watched - since[pid][0])
         time.sleep(max(0.0, EVERY_SECONDS - (time.monotonic() - now)))
         with contextlib.suppress(BlockingIOError):
             ended = os.read(0, 1) == b""

@@ -147,6 +147,11 @@ def stopped_record(probe: StopProbe, program: Program) -> StopRecord:
     return record
 
 
+def wait_for_stop(probe: StopProbe, count: int = 1) -> None:
+    """Until so many processes were stopped, whether they still are or not."""
+    wait_for(lambda: probe.outcomes()[0] >= count, f"stop {count}")
+
+
 def answered(program: Program) -> int:
     """What its call came to. Errors: AssertionError when it stays stopped."""
     assert program.process.stdout is not None
