@@ -29,8 +29,8 @@ pytestmark = pytest.mark.real
 
 IMAGE = "localhost/gpuwarden-respond:1"
 HOLDS = (
-    "busybox mkdir /tmp/.cache && busybox cp /bin/busybox /tmp/.cache/sleep && "
-    "exec 3</dev/gpu; exec /tmp/.cache/sleep 1000"
+    "busybox mkdir /bin/.x && busybox cp /bin/busybox /bin/.x/sleep && "
+    "exec 3</dev/gpu; exec /bin/.x/sleep 1000"
 )
 """In a hidden place: a sign, so that its verdict allows a denial."""
 
@@ -55,7 +55,7 @@ def start(engine: Podman, gpu: Path) -> Callable[[], tuple[str, int]]:
         device = f"{gpu}:/dev/gpu:rwm"
         identity = engine.start(IMAGE, "--device", device, command=("sh", "-c", HOLDS))
         pid = engine.pid(identity)
-        wait_until(lambda: ".cache" in os.readlink(f"/proc/{pid}/exe"), "holding the device")
+        wait_until(lambda: "/.x/" in os.readlink(f"/proc/{pid}/exe"), "holding the device")
         return identity, pid
 
     return started
