@@ -118,7 +118,8 @@ def whole_lines(path: Path, cut: int) -> list[bytes]:
         except msgspec.DecodeError:
             continue
         complete.append(line)
-    broken = [line for line in lines if line not in complete]
+    known = set(complete)
+    broken = [line for line in lines if line not in known]
     assert len(broken) <= cut
     for line in broken:
         assert any(other.startswith(line) for other in complete), line[:200]

@@ -25,6 +25,8 @@ NOT_THERE = (195, 7)
 """A number that is watched and gives ENXIO."""
 SECONDS = 30.0
 READY = "device opens are seen by"
+PATIENT = ("tests.support.patient_watch",)
+"""A ``program`` that tells of nobody as unknown only because the machine is busy."""
 
 
 class Watching:
@@ -37,6 +39,8 @@ class Watching:
         self.told = told
         self.state = state
         self._errors = errors
+        self._read_bytes = 0
+        self._lines: list[dict[str, Any]] = []
 
     @property
     def pid(self) -> int:
@@ -44,8 +48,14 @@ class Watching:
 
     def lines(self) -> list[dict[str, Any]]:
         """Every whole JSON line that it wrote to its standard output."""
-        text = self.told.read_bytes()
-        return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+        # It only grows, and a test looks many times: what was read is not read again.
+        with self.told.open("rb") as file:
+            file.seek(self._read_bytes)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._lines += map(json.loads, whole.splitlines())
+        self._read_bytes += len(whole)
+        return list(self._lines)
 
     def findings(self, rule: str | None = None, pid: int | None = None) -> list[dict[str, Any]]:
         """Transitions, oldest first."""
@@ -99,6 +109,16 @@ class Watching:
         self.process.wait()
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Keeps a process from running."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def devices_file(directory: Path, extra: Sequence[str] = ()) -> Path:
     """A /proc/devices in which 203 and 195 are NVIDIA's."""
     text = Path("/proc/devices").read_text()
@@ -107,6 +127,13 @@ def devices_file(directory: Path, extra: Sequence[str] = ()) -> Path:
     path = directory / "devices"
     path.write_text("\n".join(kept) + "\n")
     return path
+
+
+def _end_with_a_line(told: Path) -> None:
+    """Takes back what a killed agent wrote of its last line; it comes again whole."""
+    if told.exists():
+        text = told.read_bytes()
+        os.truncate(told, text.rfind(b"\n") + 1)
 
 
 @contextmanager
@@ -135,6 +162,7 @@ def watching(
         *(word for sink in sinks for word in ("--sink", sink)), *arguments,
     ]  # fmt: skip
     before = errors.read_text().count(READY) if errors.exists() else 0
+    _end_with_a_line(told)
     with told.open("ab") as out, errors.open("ab") as complaints:
         process = subprocess.Popen(
             argv,
