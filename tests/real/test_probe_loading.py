@@ -18,6 +18,7 @@ from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.probes.poll import HolderPoll
 from tests.support.idle import wait_for
 from tests.support.probes import (
+    BUILD_SECONDS,
     EVERYTHING,
     FULL,
     ROOT,
@@ -145,7 +146,7 @@ def test_a_refused_program_is_told_with_the_verifiers_words(
         shutil.copy(name, wrong.parent)
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/build_probes", tmp_path / "scripts")
-    run(tmp_path / "scripts/build_probes", check=True)
+    run(tmp_path / "scripts/build_probes", check=True, seconds=BUILD_SECONDS)
     with pytest.raises((Unavailable, Denied)) as error:
         DeviceOpenProbe([FULL], object_path=str(wrong.with_suffix(".o"))).__enter__()
     notes = " ".join(error.value.__notes__)
@@ -194,11 +195,13 @@ def test_the_way_is_chosen_by_trying(tmp_path: Path) -> None:
 
 def test_polling_finds_new_holders(tmp_path: Path) -> None:
     poll = HolderPoll(StandInHost(numbers={FULL: (195, 0)}))
-    assert [e for e in poll.look() if e.process.comm == "sleep"] == []
+    poll.look()
     with open("/dev/full", "rb") as held:
         child = subprocess.Popen(["sleep", "60"], stdin=held)
     try:
-        wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "exec")
+        # The kernel shows the new name before the new words.
+        words = Path(f"/proc/{child.pid}/cmdline")
+        wait_for(lambda: words.read_bytes() == b"sleep\x0060\0", "exec")
         (event,) = [e for e in poll.look() if e.process.pid == child.pid]
         assert (event.how, event.state, event.source) == ("held", "opened", "proc poll")
         assert event.process.argv == ("sleep", "60")

@@ -21,8 +21,11 @@ from tests.support.probes import (
     EVERYTHING,
     FULL,
     ROOT,
+    RUN,
+    drained,
     node,
     opened_in,
+    opens,
     probing,
     run,
     tracefs,
@@ -44,7 +47,7 @@ with DeviceOpenProbe([(1, 7)]) as probe:
 def directory() -> Iterator[str]:
     """A place for pins of this test alone, in a BPF file system that pin() may have to mount."""
     was_there = pinning._is_bpf(pinning.FILE_SYSTEM)
-    path = f"{pinning.FILE_SYSTEM}/gpuwarden-test-{os.getpid()}"
+    path = f"{pinning.FILE_SYSTEM}/gpuwarden-test-{RUN}"
     try:
         yield path
     finally:
@@ -106,7 +109,8 @@ def test_a_new_probe_takes_over_from_a_pinned_one_without_a_hole(
         attempts = subprocess.Popen(
             ["sh", "-c", script, "sh", group, opener, path], stdout=subprocess.PIPE, text=True
         )
-        assert probe.poll(5000)
+        # Another's open is no sign that these have begun.
+        wait_for(lambda: opens(drained(probe), state="denied"), "the first attempt")
         probe.pin(directory)
         opened, _ = attempts.communicate()
         assert opened.strip() == "0"

@@ -234,7 +234,8 @@ def test_tools_and_the_limit_are_the_same_in_the_other_object(opener: Path, tmp_
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     path = node(tmp_path / "n", FULL)
-    with probing(Settings(limit_events=3), way="tracepoint") as probe:
+    settings = Settings(limit_events=3, limit_window_seconds=3600)
+    with probing(settings, way="tracepoint") as probe:
         run(tool)
         run(opener, "open", path, "1000")
         events = drained(probe)

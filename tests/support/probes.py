@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import secrets
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -28,8 +32,12 @@ NVIDIA = (195, None)
 FULL = (1, 7)
 ZERO = (1, 5)
 UNUSED = (195, 100 + os.getpid() % 100)
-OPENERS = f"/tmp/gpuwarden-openers-{os.getpid()}"
+RUN = f"{os.getpid()}-{secrets.token_hex(4)}"
+"""In the names of what is made outside a test's own folder: a run that was killed left its own."""
+OPENERS = f"/tmp/gpuwarden-openers-{RUN}"
 EVERYTHING = Settings(limit_events=0)
+DRAIN_SECONDS = 20.0
+BUILD_SECONDS = 600
 
 
 @cache
@@ -37,7 +45,7 @@ def build() -> None:
     """Builds the probes, once in a run; skips where this machine cannot."""
     require_root()
     require("clang", "llvm", "libbpf-dev", "libc6-dev", "libbpf1", "gcc")
-    done = run(ROOT / "scripts/build_probes")
+    done = run(ROOT / "scripts/build_probes", seconds=BUILD_SECONDS)
     assert done.returncode == 0, done.stderr
 
 
@@ -75,18 +83,46 @@ def node(path: Path, number: tuple[int, int]) -> Path:
 
 
 def run(
-    *argv: object, check: bool = False, env: dict[str, str] | None = None
+    *argv: object, check: bool = False, env: dict[str, str] | None = None, seconds: float = 60
 ) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in argv]
-    return subprocess.run(words, check=check, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        words, check=check, env=env, capture_output=True, text=True, timeout=seconds
+    )
 
 
 def drained(probe: DeviceOpenProbe) -> list[Event]:
-    """What was told of this test's processes before now: the ring is empty after the last batch."""
+    """What was told of this test's processes before now, whatever others add meanwhile.
+
+    That a poll gives nothing does not say so: a record that another's open is about to write keeps
+    those behind it back. Errors: AssertionError.
+    """
     events: list[Event] = []
-    while batch := probe.poll(0):
-        events += [event for event in batch if not isinstance(event, OpenEvent) or is_ours(event)]
-    return events
+    end = time.monotonic() + DRAIN_SECONDS
+    with _ring_positions(probe) as (taken, made):
+        before = made()
+        while True:
+            batch = probe.poll(0)
+            events += [one for one in batch if not isinstance(one, OpenEvent) or is_ours(one)]
+            if taken() >= before:
+                return events
+            assert time.monotonic() < end, "the ring was not emptied"
+
+
+@contextmanager
+def _ring_positions(
+    probe: DeviceOpenProbe,
+) -> Iterator[tuple[Callable[[], int], Callable[[], int]]]:
+    """How many bytes of the ring were taken so far, and how many were made."""
+    ring, page = probe._loaded.map("records"), mmap.PAGESIZE
+    with (
+        mmap.mmap(ring, page, mmap.MAP_SHARED, mmap.PROT_READ) as consumer,
+        mmap.mmap(ring, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page) as producer,
+    ):
+        yield (
+            lambda: int.from_bytes(consumer[:8], "little"),
+            lambda: int.from_bytes(producer[:8], "little"),
+        )
 
 
 def is_ours(event: OpenEvent) -> bool:
@@ -132,16 +168,23 @@ def control_groups() -> Iterator[Callable[[str], Path]]:
         mounts = containers.cgroup_mounts()
         if hierarchy not in mounts:
             pytest.skip(f"no hierarchy {hierarchy or 'of version 2'} is mounted here")
-        for path in ("gpuwarden-test-denied", "gpuwarden-test-denied/below"):
+        for path in (f"gpuwarden-test-{RUN}", f"gpuwarden-test-{RUN}/below"):
             made.append(mounts[hierarchy] / path)
-            made[-1].mkdir(exist_ok=True)
+            made[-1].mkdir()
         return made[-2]
 
     try:
         yield make
     finally:
         for path in made[::-1]:
-            path.rmdir()
+            containers.wait_until(lambda group=path: _removed(group), f"{path} empty")  # type: ignore[misc]
+
+
+def _removed(group: Path) -> bool:
+    """Whether it is gone: one who has just ended may still be counted as in it."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def opened_in(group: Path, opener: Path, path: Path) -> bool:
