@@ -14,6 +14,7 @@ import pytest
 
 from gpuwarden.probes import return_probes
 from tests.support import cuda_bed
+from tests.support.idle import PATIENCE_SECONDS
 from tests.support.packages import require, require_root
 from tests.support.probes import ROOT
 from tests.support.stopping import file_offset
@@ -102,6 +103,7 @@ def test_programs_with_a_strict_filter_survive_probes(
 
 
 def test_the_trial_tells_a_program_that_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(return_probes, "_SECONDS", PATIENCE_SECONDS)
     assert return_probes._tried() is not None
     exit_group = (231).to_bytes(4, "little")
     deadly = return_probes._FILTER.replace((335).to_bytes(4, "little"), exit_group)

@@ -4,7 +4,8 @@
  *   graph G F ...                  a graph of kernel nodes, instantiated
  *   sequence TIMES SLEEP PATTERN [TIMES SLEEP PATTERN]
  *                                  PATTERN, as in a,b,c*3, is launched TIMES times on a stream of its
- *                                  own, SLEEP microseconds between; the second one in a second thread.
+ *                                  own, SLEEP microseconds between; the second one in a second thread,
+ *                                  and neither goes on before both were there once.
  *                                  Names of graphs in it are launched as such.
  *   time TIMES HOW F               answers picoseconds a call
  *
@@ -61,6 +62,7 @@ struct sequence {
 	int count, result;
 	void *stream;
 	call_t kernel, graph;
+	pthread_barrier_t *both;
 };
 
 static int read_sequence(struct sequence *sequence, char **words, struct answer *answer)
@@ -95,6 +97,8 @@ static void *run_sequence(void *argument)
 					launched(item->is_graph ? sequence->graph : sequence->kernel,
 				                 item->is_graph ? 'g' : 'k', item->value, sequence->stream);
 		}
+		if (!i && sequence->both)
+			pthread_barrier_wait(sequence->both);
 		if (sequence->sleep)
 			usleep((useconds_t)sequence->sleep);
 	}
@@ -105,9 +109,14 @@ static int run_sequences(int count, char **words, struct answer *answer)
 {
 	struct sequence sequences[2] = {{0}};
 	pthread_t beside;
+	pthread_barrier_t both;
 	if (read_sequence(&sequences[0], words, answer) ||
 	    (count == 6 && read_sequence(&sequences[1], words + 3, answer)))
 		return -1;
+	if (count == 6 && sequences[0].times > 0 && sequences[1].times > 0) {
+		pthread_barrier_init(&both, NULL, 2);
+		sequences[0].both = sequences[1].both = &both;
+	}
 	if (count == 6)
 		pthread_create(&beside, NULL, run_sequence, &sequences[1]);
 	run_sequence(&sequences[0]);
