@@ -15,6 +15,7 @@ import pytest
 
 from gpuwarden.evidence.verify import verify
 from gpuwarden.snapshot import open_recording
+from gpuwarden.watch import evidence_side
 from tests.support.archives import key_pair
 from tests.support.packages import require_root
 from tests.support.probes import build, node
@@ -26,6 +27,8 @@ SIGNS = ("-a", "kawpow", "-o", "stratum+tcp://pool.example.net:3333", "-u", "WAL
 """A miner's command line in full, which nothing listens to."""
 HOLDER = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); input()"
 WRITTEN, FAILED = "evidence_written", "evidence_failed"
+ARCHIVE_SECONDS = evidence_side.DEADLINE_SECONDS + evidence_side.GRACE_SECONDS
+"""As long as the agent itself waits for the child that writes one, which lets all others first."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +90,7 @@ def test_a_critical_finding_is_followed_by_one_archive(
 ) -> None:
     arguments = ("--policy", str(policy))
     with watching(tmp_path, *arguments) as agent, accused(tmp_path) as process:
-        agent.wait(lambda: outcomes(agent, WRITTEN), "the archive")
+        agent.wait(lambda: outcomes(agent, WRITTEN), "the archive", ARCHIVE_SECONDS)
         critical = [one for one in agent.findings(pid=process.pid) if one["severity"] == "critical"]
         (written,) = outcomes(agent, WRITTEN)
         assert critical[0]["id"] in written["subject"]["name"]
@@ -122,7 +125,7 @@ def test_a_critical_finding_is_followed_by_one_archive(
 
     # Told again after a restart, it is no reason for another archive.
     with watching(tmp_path, *arguments) as agent, accused(tmp_path, "dog.jpg") as other:
-        agent.wait(lambda: len(outcomes(agent, WRITTEN)) == 2, "the other archive")
+        agent.wait(lambda: len(outcomes(agent, WRITTEN)) == 2, "the other archive", ARCHIVE_SECONDS)
         assert len(archives(tmp_path)) == 2
         first = verify(str(path)).manifest
         pids = {first.account.subject.pid if first else None, other.pid}
