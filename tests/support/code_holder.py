@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,14 @@ def build() -> Path:
     """The program, compiled anew when its source is newer."""
     program = library_directory() / "code_holder"
     if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
+        # Under its own name only once it is whole: who is killed meanwhile leaves no half program.
+        fresh = program.with_suffix(f".{os.getpid()}")
         subprocess.run(
-            ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, SOURCE],
+            ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", fresh, SOURCE],
             check=True,
         )
-        program.chmod(0o755)
+        fresh.chmod(0o755)
+        fresh.rename(program)
     return program
 
 

@@ -153,8 +153,9 @@ def tile_ir() -> Path:
     """A file that fatbinary takes for Tile IR; there is no compiler for it here."""
     kept = _CACHE / "sample.tileir"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(TILE_IR)
-    return kept
+    fresh = kept.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(TILE_IR)
+    return fresh.replace(kept)
 
 
 def _compiled(
