@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import socket as sockets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +35,8 @@ from tests.support.packages import require, require_root
 pytestmark = pytest.mark.real
 
 IMAGE = "localhost/gpuwarden-test:1"
-POD_UID = "0f6e8a0a-1111-2222-3333-444455556677"
+POD_UID = f"0f6e8a0a-1111-2222-3333-{secrets.token_hex(6)}"
+"""As all ids here of this run: what a run that was killed left has others."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     require("podman", "runc", "containerd", "busybox-static")
     with no_new_cgroups():
         yield tmp_path_factory.mktemp("c")
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded test machine is no dead runtime."""
+    monkeypatch.setattr(containers, "DEADLINE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +86,16 @@ def cri(scratch: Path, root: Path, machine: Host) -> Iterator[Containerd]:
     with containerd(scratch / "containerd", socket) as engine:
         engine.load_image(root, scratch / "containerd", IMAGE)
         yield engine
+
+
+def answers(socket: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX) as asking:
+        try:
+            asking.connect(str(socket))
+            asking.sendall(b"GET /_ping HTTP/1.0\r\nHost: podman\r\n\r\n")
+            return b" 200 " in asking.recv(64)
+        except OSError:
+            return False
 
 
 def process_of(pid: int) -> Process:
@@ -159,7 +178,8 @@ def test_podmans_service_is_asked_when_it_listens(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(socket.exists, "podman's service listening")
+        # Its socket is there before anybody listens at it.
+        wait_until(lambda: answers(socket), "podman's service answering")
         found, gaps, _ = look(machine, podman_engine.pid(identity))
     finally:
         service.terminate()
@@ -174,7 +194,7 @@ def test_podmans_service_is_asked_when_it_listens(
 
 
 def test_a_bare_runc_container_may_claim_any_pod(scratch: Path, root: Path) -> None:
-    identity = "ab" * 32
+    identity = secrets.token_hex(32)
     cgroup = f"/kubepods/burstable/pod{POD_UID}/{identity}"
     with bare_runc(
         scratch, root, identity=identity, cgroup=cgroup, devices=["/dev/nvidia0"]
@@ -194,16 +214,15 @@ def test_a_bare_runc_container_may_claim_any_pod(scratch: Path, root: Path) -> N
 def test_a_bare_runc_container_without_an_id_in_its_cgroup_is_found_by_its_process(
     scratch: Path, root: Path
 ) -> None:
-    with bare_runc(
-        scratch, root, identity="gpuwarden-loose", cgroup="/gpuwarden-test/loose"
-    ) as pid:
+    loose = f"gpuwarden-loose-{secrets.token_hex(4)}"
+    with bare_runc(scratch, root, identity=loose, cgroup=f"/gpuwarden-test/{loose}") as pid:
         found, _, _ = look(Host(), pid)
-        assert found["gpuwarden-loose"].main_pid == pid
-        assert found["gpuwarden-loose"].mount_namespace == namespace(pid, "mnt")
+        assert found[loose].main_pid == pid
+        assert found[loose].mount_namespace == namespace(pid, "mnt")
 
 
 def test_docker_in_a_pod_keeps_the_pods_container_as_the_parent(scratch: Path, root: Path) -> None:
-    outer, inner = "cd" * 32, "ef" * 32
+    outer, inner = secrets.token_hex(32), secrets.token_hex(32)
     pod = f"/kubepods/burstable/pod{POD_UID}/{outer}"
     with (
         bare_runc(scratch, root, identity=outer, cgroup=pod),
@@ -259,7 +278,7 @@ def test_a_pod_on_containerd_is_told_by_cri(cri: Containerd, machine: Host, node
 
 
 def test_a_privileged_pod_is_known_as_such(cri: Containerd, machine: Host) -> None:
-    uid = "0f6e8a0a-1111-2222-3333-444455556688"
+    uid = f"0f6e8a0a-1111-2222-3333-{secrets.token_hex(6)}"
     pod = cri.start_pod(PodSpec(name="rogue", uid=uid, privileged=True), IMAGE)
     found, _, _ = look(machine, pod.pid)
     assert found[pod.container_id].privileged is True
@@ -268,7 +287,7 @@ def test_a_privileged_pod_is_known_as_such(cri: Containerd, machine: Host) -> No
 def test_a_process_moved_into_a_pods_cgroup_keeps_its_own_mounts(
     cri: Containerd, machine: Host
 ) -> None:
-    uid = "0f6e8a0a-1111-2222-3333-444455556699"
+    uid = f"0f6e8a0a-1111-2222-3333-{secrets.token_hex(6)}"
     pod = cri.start_pod(PodSpec(name="victim", uid=uid), IMAGE)
     stranger = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
     try:

@@ -24,6 +24,7 @@ from gpuwarden.probes.cgroup2 import GroupKey
 from gpuwarden.probes.events import Event, GroupEvent, OpenEvent
 from gpuwarden.probes.loader import DeviceOpenProbe
 from gpuwarden.probes.settings import Settings
+from gpuwarden.sensors import containers as sensor
 from gpuwarden.sensors.containers import look_up
 from tests.support import containers
 from tests.support.containers import (
@@ -47,6 +48,12 @@ POLICY = parse_policy(
     b"enforce:\n- match: {image: localhost/gpuwarden-test-named}\n  reason: it computes nothing\n",
     "policy.yaml",
 )
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded test machine is no dead runtime."""
+    monkeypatch.setattr(sensor, "DEADLINE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ without a cluster.
 from __future__ import annotations
 
 import os
+import secrets
 import socket as sockets
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ pytestmark = pytest.mark.real
 
 IMAGE = "localhost/gpuwarden-test:1"
 GPU = "GPU-aaaa0000-1111-2222-3333-444455556666"
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded test machine is no kubelet that hangs."""
+    monkeypatch.setattr(kubernetes, "DEADLINE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -162,7 +169,7 @@ def test_uids_come_from_the_runtime_and_ended_pods_are_dropped(
 ) -> None:
     require("containerd", "runc", "busybox-static")
     root = Path(host.root)
-    uid, ended_uid = "11111111-2222-3333-4444-555555555501", "11111111-2222-3333-4444-555555555502"
+    uid, ended_uid = (f"11111111-2222-3333-4444-{secrets.token_hex(6)}" for _ in range(2))
     socket = root / "run/containerd/containerd.sock"
     with no_new_cgroups(), containerd(root / "containerd", socket) as engine:
         engine.load_image(busybox_root(root / "busybox"), root / "containerd", IMAGE)

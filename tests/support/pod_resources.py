@@ -52,7 +52,8 @@ def pod_resources(socket: Path) -> Iterator[PodResources]:
             )
         },
     )
-    server = grpc.server(ThreadPoolExecutor(2))
+    pool = ThreadPoolExecutor(2)
+    server = grpc.server(pool)
     server.add_generic_rpc_handlers((handler,))
     server.add_insecure_port(f"unix://{socket}")
     server.start()
@@ -62,3 +63,4 @@ def pod_resources(socket: Path) -> Iterator[PodResources]:
         if state.hang is not None:
             state.hang.set()
         server.stop(0).wait()
+        pool.shutdown()
