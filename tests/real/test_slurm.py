@@ -127,8 +127,11 @@ def test_a_job_cannot_name_itself_more_gpus(node: SlurmNode) -> None:
 
 def test_a_process_that_its_finished_job_left_behind_is_of_an_ended_job(node: SlurmNode) -> None:
     # With proctrack/linuxproc Slurm loses a process whose parents have gone.
-    job = node.submit("(setsid sleep 600 &) ; sleep 0.5", gpus=1)
+    # It says that it is in a session of its own: before that Slurm would end it with its group.
+    orphan = "setsid sh -c 'echo; exec sleep 600 >/dev/null'"
+    job = node.submit(f"({orphan} &) | read said", gpus=1)
     node.wait_for_state(job, "COMPLETED")
+    node.wait_for(lambda: any(_is_sleep(pid) for pid in node.pids(job)), "what it left")
     orphans = [pid for pid in node.pids(job) if _is_sleep(pid)]
     assert len(orphans) == 1
     try:

@@ -26,8 +26,12 @@ REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 45
 """PrologEpilogTimeout: what slurmd ends with a failure, and a drained node."""
 HOLD = "exec 3<$(dirname $SLURM_CONF)/../dev/nvidia$SLURM_JOB_GPUS; exec sleep 600"
-LEAVE = f"(setsid sh -c '{HOLD}' &) ; sleep 0.5"
-"""With proctrack/linuxproc Slurm loses a process whose parents have gone."""
+SAYING = HOLD.replace("exec sleep 600", "echo; exec sleep 600 >/dev/null")
+LEAVE = f"(setsid sh -c '{SAYING}' &) | read said"
+"""With proctrack/linuxproc Slurm loses a process whose parents have gone.
+
+The job ends once that one is in a session of its own and has the device.
+"""
 
 
 class Site:
@@ -173,7 +177,7 @@ def _installed(site: Site) -> Iterator[None]:
 
 
 def test_a_clean_job_leaves_nothing(site: Site) -> None:
-    job = site.run(f"timeout 1 sh -c '{HOLD}'; true")
+    job = site.run(HOLD.replace("exec sleep 600", "true"))
     assert site.said("prolog", job) == ["minor:0: nothing is left"]
     assert site.said("epilog", job) == ["minor:0: nothing is left"]
     assert site.state() == ("idle", "none")

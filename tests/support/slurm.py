@@ -13,6 +13,7 @@ came or went in between follow ``slurmctld -V``.
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -235,11 +236,12 @@ def _prepare(node: SlurmNode, gpu_major: int) -> None:
 def _slurm_conf(node: SlurmNode) -> str:
     host = socket.gethostname().split(".")[0]
     cpus = os.cpu_count() or 1
+    controller_port, node_port = _free_ports()
     settings = {
         "ClusterName": "bed",
         "SlurmctldHost": f"{host}(127.0.0.1)",
-        "SlurmctldPort": str(_free_port()),
-        "SlurmdPort": str(_free_port()),
+        "SlurmctldPort": str(controller_port),
+        "SlurmdPort": str(node_port),
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
@@ -291,10 +293,20 @@ def _cgroup_conf(node: SlurmNode) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _free_ports() -> list[int]:
+    """Two ports that the kernel gives to nobody by itself, also while a daemon is down."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(10_000, max(first, 20_000)), 1000):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == 2:
+            break
+    return found
 
 
 def _environments() -> Iterator[tuple[int, set[bytes]]]:

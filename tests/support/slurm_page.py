@@ -12,16 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from tests.support.deploy_page import ROOT, commands
-from tests.support.slurm import running_slurm
+from tests.support.slurm import SlurmNode, running_slurm
 from tests.support.watching import GPU, devices_file
 
 SECONDS = 600
-READING_SECONDS = 2.0
-"""What a person takes to read what a command said."""
 OVERLAID = ("/etc", "/opt", "/dev", "/var/log")
 KEPT = ("/dev/pts", "/dev/shm")
 
@@ -62,13 +59,33 @@ def main() -> int:
                 check=False,
             )
             said = done.stdout
-            # While its configuration is read again, a controller keeps new jobs waiting.
-            time.sleep(READING_SECONDS)
+            # A person takes a while to read what a command said; a program does not.
+            if command == "scontrol reconfigure":
+                slurm.wait_for(lambda: has_prolog(slurm), "its new configuration")
+            elif command.endswith("&"):
+                slurm.wait_for(lambda: is_held(node), f"a holder of {node}")
             if done.returncode not in ((0, 2) if "gpuwarden " in command else (0,)):
                 print(f"{command}: {done.returncode}\n{said}\n{slurm.logs()}", file=sys.stderr)
                 return 1
         print(said)
     return 0
+
+
+def has_prolog(slurm: SlurmNode) -> bool:
+    """Whether the controller has read its configuration, and its node is there again."""
+    said = slurm.run("scontrol", "show", "config", check=False)
+    return "gpuwarden-prolog" in said and slurm._is_idle()
+
+
+def is_held(node: Path) -> bool:
+    """Whether a process has the device node open."""
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            if any(os.readlink(one) == str(node) for one in folder.iterdir()):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def mount(*words: str) -> None:
