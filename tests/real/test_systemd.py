@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from gpuwarden.model import SourceRun, Workload
+from tests.support.containers import wait_until
 from tests.support.systemd import SystemdMachine, running_systemd
 
 pytestmark = pytest.mark.real
@@ -69,6 +70,8 @@ def machine() -> Iterator[SystemdMachine]:
             f"/sys/fs/cgroup/system.slice/{INVENTED}/cgroup.procs; exec sleep infinity' "
             "< /dev/null > /dev/null 2>&1 &",
         )
+        members = f"{running.root}/sys/fs/cgroup/system.slice/{INVENTED}/cgroup.procs"
+        wait_until(lambda: os.path.exists(members) and bool(Path(members).read_text()), INVENTED)
         yield running
 
 

@@ -228,12 +228,26 @@ def _wait_until_started(machine: SystemdMachine) -> None:
             timeout=30,
             check=False,
         )
-        if done.stdout.strip() == "active":
+        if done.stdout.strip() == "active" and not _has_jobs(machine):
             return
         if time.monotonic() > deadline:
             console = (machine.folder / "console").read_text(errors="replace")
             raise AssertionError(f"{done.stdout}{done.stderr}\n{console[-3000:]}")
         time.sleep(0.05)
+
+
+def _has_jobs(machine: SystemdMachine) -> bool:
+    """Whether units are still being started: the target waits for none of them."""
+    done = subprocess.run(
+        machine.command("systemctl", "list-jobs", "--no-legend", "--no-pager"),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    waiting = [
+        line for line in done.stdout.splitlines() if line.strip() and line.split()[0].isdigit()
+    ]
+    return done.returncode != 0 or bool(waiting)
 
 
 def _kill(pid: int) -> None:
