@@ -223,9 +223,11 @@ def test_the_process_is_never_stopped_and_grows_by_nothing(cubin: Path, tmp_path
         before, pages = holder.counted(), _resident_pages(holder.pid)
         watcher = threading.Thread(target=watch)
         watcher.start()
-        report = look(holder.pid)
-        ended.set()
-        watcher.join()
+        try:
+            report = look(holder.pid)
+        finally:
+            ended.set()
+            watcher.join()
         assert holder.counted() > before
         assert _resident_pages(holder.pid) <= pages + 64
         assert seen == []
