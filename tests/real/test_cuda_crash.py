@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -65,8 +65,9 @@ class Crash:
         for kind, ids in text_pages.bpf_of(tracer).items():
             self.loaded[kind] |= ids
         for pid in children(tracer):
-            if Path(f"/proc/{pid}/comm").read_bytes().strip() == guardian.NAME:
-                self.guardians.add(pid)
+            with suppress(OSError):  # children of other kinds come and go
+                if Path(f"/proc/{pid}/comm").read_bytes().strip() == guardian.NAME:
+                    self.guardians.add(pid)
 
     def has_left(self, pid: int) -> list[str]:
         """What of any tracer is still there."""

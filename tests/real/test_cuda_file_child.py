@@ -28,8 +28,12 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileChild]:
     monkeypatch.setattr(file_child, "ANSWER_SECONDS", PATIENCE_SECONDS)
     made = FileChild(os.uname().machine)
     yield made
-    made.close()
-    assert not made.pids
+
+    def are_gone() -> bool:
+        made.close()
+        return not made.pids
+
+    wait_until(are_gone, "the end of its processes")
 
 
 def handle(path: Path) -> int:
