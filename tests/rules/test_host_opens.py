@@ -157,6 +157,21 @@ def test_a_memfd_that_the_image_itself_runs_is_no_runtime(slurm: OpenNode) -> No
     assert slurm.one(MADE).severity == "error"
 
 
+@pytest.mark.parametrize("parent", ["/usr/bin/conmon", "/usr/bin/containerd-shim-runc-v2"])
+def test_a_runtime_that_has_ended_since_is_not_taken_for_the_image(
+    slurm: OpenNode, parent: str
+) -> None:
+    slurm.node_of()
+    pid = slurm.runc_init("nb", devices=("/dev/nvidia0",))
+    exes = {pid: replace(RUNC, path="/", path_is_genuine=None), 40: executable(parent)}
+    slurm.processes = [replace(p, exe=exes.get(p.pid, p.exe)) for p in slurm.processes]
+    slurm.open(pid, how="mknod", state="attempted")
+    assert not slurm.found(MADE)
+    assert not slurm.found(CONTAINER)
+    slurm.open(pid, state="opened")
+    assert slurm.found(CONTAINER)
+
+
 def test_a_runtime_whose_configuration_is_not_known(slurm: OpenNode) -> None:
     pid = slurm.runc_init("nb", confirmed=False)
     slurm.open(pid, how="mknod", state="attempted", container_state="unknown")

@@ -65,6 +65,17 @@ def is_runtime(node: Node, process: Process) -> bool:
     return exe.memfd and process.pids_in_namespaces[-1:] == (1,)
 
 
+def may_be_runtime(node: Node, process: Process) -> bool:
+    """As ``is_runtime``, of a first process whose runtime had ended before anybody looked at it."""
+    exe, parent = process.exe, node.processes.get(process.ppid)
+    if exe is None or process.pids_in_namespaces[-1:] != (1,):
+        return False
+    # A runtime runs a copy of itself: in memory, or a mount that is nowhere, which takes rights.
+    if exe.memfd:
+        return parent is None
+    return exe.path == "/" and (parent is None or is_hosts_own(node, parent, RUNTIMES))
+
+
 def is_listed(node: Node, container: Container, one: DeviceOpen) -> bool:
     """Whether the runtime was told to give the container that device, by its number."""
     paths = {

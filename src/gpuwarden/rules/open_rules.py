@@ -59,7 +59,11 @@ def container_opens_accelerator(node: Node, policy: Policy, rows: Sequence[Row])
         process = opener.process
         if process is not None and host_programs.is_runtime(node, process):
             continue
-        opens = opened.not_given(node, policy, opener, place, opener.opens)
+        opens = opener.opens
+        if process is not None and host_programs.may_be_runtime(node, process):
+            # What a runtime does before it runs an image; the nodes have a rule of their own.
+            opens = tuple(one for one in opens if one.how != "mknod")
+        opens = opened.not_given(node, policy, opener, place, opens)
         if not opens:
             continue
         judged = open_allocation.judged(node, policy, opener, place, opens)
@@ -221,6 +225,13 @@ def accelerator_node_made(node: Node, policy: Policy, rows: Sequence[Row]) -> It
             else:
                 severity = "warning"
                 why.append("made by the runtime; what its configuration lists is not known")
+        elif host_programs.may_be_runtime(node, process):
+            container = place.container
+            if place.answered and container is not None:
+                opens = tuple(
+                    one for one in opens if not host_programs.is_listed(node, container, one)
+                )
+            why.append("its parent had ended: whether it was the runtime is not known")
         if opens and all(one.state == "denied" for one in opens):
             severity = "warning"
         if opens:
