@@ -14,6 +14,7 @@ from gpuwarden.model import (
     StartedProgram,
 )
 from gpuwarden.node import Node
+from gpuwarden.rules.autostart_programs import taken_apart
 from gpuwarden.rules.autostart_ties import Tie, runner_of, tie_of
 from gpuwarden.rules.respawn import observe
 
@@ -26,6 +27,7 @@ FALSE_PYTHON = Executable(path="/opt/x/python3", device="0:1", inode=21, links_p
 FOUND = {
     "python3": PYTHON,
     "/usr/bin/python3": PYTHON,
+    "/v/py": PYTHON,
     "sleep": SLEEP,
     "sh": DASH,
     "bash": DASH,
@@ -56,7 +58,7 @@ def node_of(*processes: Process, entries: tuple[PersistenceEntry, ...] = ()) -> 
 
 
 def tie(one: PersistenceEntry, runs: Process) -> Tie | None:
-    return tie_of(one, runner_of(node_of(runs), runs))
+    return tie_of(taken_apart(one), runner_of(node_of(runs), runs))
 
 
 def told(one: PersistenceEntry, runs: Process, *others: Process) -> list[Evidence]:

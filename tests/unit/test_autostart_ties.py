@@ -183,7 +183,7 @@ def test_variables_stand_for_any_words(line: str, words: tuple[str, ...], fits: 
 
 
 WORDS = st.sampled_from(
-    "python3 sleep sh -c -m /opt/t.py t.py rig /home/alice/rig 600 $X ; && cd /opt nohup 'a".split()
+    "python3 /v/py sleep sh -c -m /opt/t.py t.py rig /home/alice/rig 600 $X ; && cd /opt 'a".split()
 )
 COMMANDS = st.lists(WORDS, max_size=8).map(" ".join)
 RUNNERS = st.builds(

@@ -14,15 +14,13 @@ from typing import Literal, NamedTuple
 from gpuwarden.command_lines.interpreters import Given, given
 from gpuwarden.command_lines.program_places import is_packaged
 from gpuwarden.command_lines.shell_words import basename
-from gpuwarden.command_lines.starts import Start, starts_of
-from gpuwarden.model import PersistenceEntry, Process, StartedProgram
+from gpuwarden.command_lines.starts import Start
+from gpuwarden.model import PersistenceEntry, Process
 from gpuwarden.node import Node
 from gpuwarden.pattern import pattern
+from gpuwarden.rules.autostart_programs import CONTAINER_KINDS, Autostart, Program
 from gpuwarden.rules.general_programs import is_general, is_general_path, is_interpreter
 
-CONTAINER_KINDS = frozenset({"container-restart", "pod-controller"})
-PATH_WORD = pattern(r"(?<![^\s'\"=;&|,(){}<>:`$@])/[^\s'\"=;&|,(){}<>:`$]{1,4095}")
-"""An absolute path that stands in a text."""
 _USER_UNIT = pattern(r"(?:.*/)?systemd/user(?:\.control)?/.*")
 # Behind these, paths are those of another root.
 _INTO_ROOTS = frozenset(
@@ -99,23 +97,23 @@ def runner_of(node: Node, process: Process) -> Runner:
     )
 
 
-def tie_of(entry: PersistenceEntry, runner: Runner) -> Tie | None:
+def tie_of(autostart: Autostart, runner: Runner) -> Tie | None:
     """The best tie of an entry to a process; None if it would start something else."""
+    entry, runs = autostart.entry, runner.runs
     if _lives_in(entry, runner.process):
         kind: Kind = "container" if entry.kind in CONTAINER_KINDS else "unit"
         return Tie(kind, True, _NOUNS[kind])
-    if entry.kind in CONTAINER_KINDS:
-        return None
     best: Tie | None = None
-    for command in entry.commands:
-        found: list[Tie | None] = [_by_line(entry, command, runner)]
-        found += [_by_start(_Pair(entry, start, runner)) for start in starts_of(command)]
-        for tie in found:
-            if tie is not None and (best is None or tie.weight > best.weight):
-                best = tie
+    if runs is not None and runs.kind == "code" and runs.text.strip() in autostart.codes:
+        # A shell that was given the whole command, as cron starts it.
+        best = _Pair(Program(entry, Start("")), runner).tie("line", True)
+    for program in autostart.programs:
         if best is not None and best.sure:
             return best
-    return best or _by_mention(entry, runner)
+        tie = _by_program(_Pair(program, runner))
+        if tie is not None and (best is None or tie.weight > best.weight):
+            best = tie
+    return best or _by_mention(autostart, runner)
 
 
 # -------------------------------------------------------------------- where it lives
@@ -157,47 +155,37 @@ def template_of(unit: str) -> str:
 
 
 class _Pair(NamedTuple):
-    """One program of one entry beside one process."""
+    """One program of an entry beside one process."""
 
-    entry: PersistenceEntry
-    start: Start
+    program: Program
     runner: Runner
+
+    @property
+    def start(self) -> Start:
+        """What the line says of the program."""
+        return self.program.start
 
     @property
     def is_comparable(self) -> bool:
         """Whether a path of the line and one of the process mean the same file."""
         return self.runner.in_host_root or not _INTO_ROOTS.isdisjoint(self.start.through)
 
-    def files(self, name: str) -> list[StartedProgram]:
-        """What was found of a name."""
-        return [program for program in self.entry.programs if program.name == name]
-
-    def paths(self, name: str, *, is_script: bool = False) -> frozenset[str]:
-        """Where a name of the line leads: as written, and as it was found."""
-        found = {file.path for file in self.files(name) if file.path is not None}
-        directory = self.start.directory or self.entry.directory or ""
-        if name.startswith("/"):
-            found.add(posixpath.normpath(name))
-        elif directory.startswith("/") and ("/" in name or is_script):
-            found.add(posixpath.normpath(f"{directory}/{name}"))
-        return frozenset(found)
-
     def tie(self, kind: Kind, sure: bool, script: str | None = None) -> Tie | None:
         """The tie, unless the entry starts things for another user; root may become that one."""
         noun = f"script {(script or '')[:_SHOWN]}" if kind == "script" else _NOUNS[kind]
-        through = self.start.through
+        entry, through = self.program.entry, self.start.through
         process, placement = self.runner.process, self.runner.process.cgroup
         if (
-            self.entry.kind.startswith("systemd-")
+            entry.kind.startswith("systemd-")
             and placement is not None
             and (placement.unit or placement.session)
             and _USER_SWITCHES.isdisjoint(through)
         ):
             # What a unit starts stays in it: this one was started by another, whatever it is.
             sure, noun = False, f"{noun}, outside of that unit"
-        if not _USER_SWITCHES.isdisjoint(through) or _may_be_of(self.entry.user, process):
+        if not _USER_SWITCHES.isdisjoint(through) or _may_be_of(entry.user, process):
             return Tie(kind, sure, noun)
-        if self.entry.user in ("root", "0"):
+        if entry.user in ("root", "0"):
             return Tie(kind, False, f"{noun}, under another user", True)
         return None
 
@@ -213,31 +201,16 @@ def _may_be_of(user: str | None, process: Process) -> bool:
     return user in mine or (process.user is None and process.uid != 0)
 
 
-def _by_line(entry: PersistenceEntry, command: str, runner: Runner) -> Tie | None:
-    """A shell that was given the whole command, as cron starts it."""
-    runs = runner.runs
-    if runs is None or runs.kind != "code" or runs.text.strip() != as_shell_code(entry, command):
-        return None
-    return _Pair(entry, Start(""), runner).tie("line", True)
-
-
-def as_shell_code(entry: PersistenceEntry, command: str) -> str:
-    """What a shell is handed of a command: cron ends it at a ``%`` and takes ``\\%`` for one."""
-    if entry.kind == "cron" and "%" in command:
-        command = command.replace("\\%", "\0").partition("%")[0].replace("\0", "%")
-    return command.strip()
-
-
-def _by_start(pair: _Pair) -> Tie | None:
+def _by_program(pair: _Pair) -> Tie | None:
     start, runner = pair.start, pair.runner
     process, runs = runner.process, runner.runs
-    paths = pair.paths(start.program)
+    paths = pair.program.paths
     if runs is not None and runs.kind == "script" and pair.is_comparable:
         if runner.script in paths:
             return pair.tie("script", True, runner.script)
         if not paths and runs.text == start.program and not is_general_path(start.program):
             return pair.tie("script", False, runner.script)
-    kind = _same_program(pair, paths)
+    kind = _same_program(pair)
     if kind is None:
         return None
     exe, argv = process.exe, process.argv or ("",)
@@ -253,12 +226,12 @@ def _by_start(pair: _Pair) -> Tie | None:
     return pair.tie(kind, sure)
 
 
-def _same_program(pair: _Pair, paths: frozenset[str]) -> Kind | None:
+def _same_program(pair: _Pair) -> Kind | None:
     start, process = pair.start, pair.runner.process
+    files, paths = pair.program.files, pair.program.paths
     exe, argv = process.exe, process.argv or ()
     if exe is None or exe.memfd:
         return "claim" if argv and argv[0] in paths else None
-    files = pair.files(start.program)
     if exe.inode is not None and any(
         (file.device, file.inode) == (exe.device, exe.inode) for file in files
     ):
@@ -280,7 +253,7 @@ def _same_program(pair: _Pair, paths: frozenset[str]) -> Kind | None:
 
 def _is_searched(pair: _Pair, path: str) -> bool:
     """Whether a file lay in a directory of the line's PATH."""
-    search = pair.start.search_path or pair.entry.search_path
+    search = pair.start.search_path or pair.program.entry.search_path
     if search is None:
         return is_packaged(path)
     return posixpath.dirname(path) in search.split(":")
@@ -313,7 +286,7 @@ def _by_arguments(pair: _Pair) -> Tie | None:
         return pair.tie("words", True) if fits else None
     if not pair.is_comparable:
         return None
-    paths = pair.paths(there.text, is_script=True)
+    paths = pair.program.script_paths(there.text)
     if runner.script in paths:
         return pair.tie("script", True, runner.script)
     if not paths and runs.text == there.text:
@@ -338,7 +311,7 @@ def _fit(line: Sequence[str], words: Sequence[str], truncated: bool) -> bool:
 # -------------------------------------------------------------------- what is only said
 
 
-def _by_mention(entry: PersistenceEntry, runner: Runner) -> Tie | None:
+def _by_mention(autostart: Autostart, runner: Runner) -> Tie | None:
     """Its own path in the text: in a variable, an argument, or in what could not be taken apart."""
     exe = runner.process.exe
     wanted = runner.script
@@ -352,7 +325,6 @@ def _by_mention(entry: PersistenceEntry, runner: Runner) -> Tie | None:
         return None  # scripts of packages are full of them
     if is_interpreter(wanted) and exe is not None and exe.links_python is not False:
         return None
-    for text in (entry.text, *entry.commands):
-        if wanted in PATH_WORD.findall(text):
-            return _Pair(entry, Start(""), runner).tie("mention", False)
-    return None
+    if wanted not in autostart.mentions:
+        return None
+    return _Pair(Program(autostart.entry, Start("")), runner).tie("mention", False)

@@ -11,7 +11,7 @@ from gpuwarden.model import PersistenceEntry, XidEvent
 from gpuwarden.node import GPU_NODE_KINDS, Node
 from gpuwarden.policy import Policy
 from gpuwarden.rules import respawn, system_programs
-from gpuwarden.rules.autostart_ties import CONTAINER_KINDS
+from gpuwarden.rules.autostart_programs import CONTAINER_KINDS
 from gpuwarden.rules.hit import Hit, gpu_subject, process_subject
 
 LINES_SHOWN = 6

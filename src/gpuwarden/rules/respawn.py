@@ -162,8 +162,9 @@ def tied(node: Node, process: Process) -> Iterator[tuple[PersistenceEntry, Tie, 
     found: dict[int, tuple[PersistenceEntry, Tie, Process]] = {}
     for member in members:
         runner = runner_of(node, member)
-        for entry in index.candidates(runner):
-            tie = tie_of(entry, runner)
+        for autostart in index.candidates(runner):
+            entry = autostart.entry
+            tie = tie_of(autostart, runner)
             if tie is None or (tie.kind == "unit" and of_launcher):
                 continue
             known = found.get(id(entry))
