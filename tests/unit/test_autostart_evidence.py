@@ -217,6 +217,13 @@ def test_an_odd_entry_is_strong_unless_only_common_words_tie_it(
     assert "; the entry " in evidence.text
 
 
+def test_a_units_command_is_shown_before_its_settings() -> None:
+    settings = "Type=simple; Restart=always"
+    one = entry("/home/alice/rig -x", kind="systemd-service", unit="r.service", text=settings)
+    (evidence,) = told(one, process(RIG))
+    assert evidence.text.endswith(f": /home/alice/rig -x ({settings})")
+
+
 def test_a_preloaded_library_is_no_start() -> None:
     one = PersistenceEntry(kind="preload", path="/etc/ld.so.preload", commands=("/home/alice/rig",))
     assert told(one, process(RIG)) == []

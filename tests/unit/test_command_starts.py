@@ -42,6 +42,11 @@ def _programs(line: str) -> list[tuple[str, ...]]:
             "docker exec box /opt/m -x",
             [("docker", "exec", "box", "/opt/m", "-x"), ("/opt/m", "-x")],
         ),
+        ("slurmd)", []),
+        ("  start|restart) /opt/run -x ;;", [("/opt/run", "-x")]),
+        ("*) exec run", [("exec", "run"), ("run",)]),
+        ("/opt/run)", [("/opt/run",)]),
+        ("(run)", [("run",)]),
         ("", []),
     ],
 )
@@ -105,7 +110,8 @@ def test_every_plain_program_of_a_list_is_found(paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["nohup ", "sh -c '", "$(", "`", "a;", "env A=b ", "su -c ", "\\", '"', "timeout 1 "]
+    "piece",
+    ["nohup ", "sh -c '", "$(", "`", "a;", "env A=b ", "su -c ", "\\", '"', "timeout 1 ", "a|"],
 )
 def test_a_line_made_to_hurt_ends(piece: str) -> None:
     """The deadline only ends a test that would hang."""

@@ -17,8 +17,15 @@ from gpuwarden.command_lines.shell_words import (
     split_commands,
 )
 from gpuwarden.command_lines.wrappers import unwrap
+from gpuwarden.pattern import pattern
 
 _LOOKED_AT = 16
+# Init scripts choose by names of programs: "slurmd)" starts none. One with a path could end a
+# subshell that begins on another line.
+_LABEL_WORD = r"[^\s/()|'\"`$;&<>#=]{1,200}"
+_CASE_LABEL = pattern(
+    rf"\s{{0,80}}{_LABEL_WORD}(?:[ \t]*\|[ \t]*{_LABEL_WORD}){{0,32}}[ \t]*\)(?=\s|\Z)"
+)
 _KEPT = 2048
 _BUILTINS = frozenset(
     ": . [ [[ alias bg break case cd continue declare echo esac eval exit export false fg getopts "
@@ -47,7 +54,9 @@ def starts_of(line: str) -> tuple[Start, ...]:
     What is a shell's own (cd, test, echo) is none. A program behind a wrapper is one, and so is the
     wrapper, which may be called so and be another program. Bounds are those of ``split_commands``.
     """
-    return tuple(dict.fromkeys(_line(line[:MAX_TEXT], (), None, None, 0)))
+    label = _CASE_LABEL.match(line)
+    start = label.end() if label is not None else 0
+    return tuple(dict.fromkeys(_line(line[start : start + MAX_TEXT], (), None, None, 0)))
 
 
 def _line(

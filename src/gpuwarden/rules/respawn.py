@@ -247,6 +247,14 @@ def observe(node: Node, process: Process) -> Iterator[Evidence]:
 _RANKS = ("complete", "strong", "weak", "fact")
 
 
+def _shown(entry: PersistenceEntry) -> str:
+    """What it runs, with the settings of a unit behind it."""
+    said = entry.text.strip()
+    if not entry.commands or entry.commands[0] in said:
+        return said
+    return f"{entry.commands[0]} ({said})" if said else entry.commands[0]
+
+
 def _evidence(
     odd: Sequence[str], entry: PersistenceEntry, tie: Tie, process: Process, member: Process
 ) -> Evidence:
@@ -269,5 +277,5 @@ def _evidence(
         kind=None if own_unit else "persistence",
         strength="fact" if own_unit else ("strong" if sure and not from_system else "weak"),
         source=entry.path,
-        text=f"{told}: {entry.text.strip()[:160]}",
+        text=f"{told}: {_shown(entry)[:160]}",
     )
