@@ -42,6 +42,15 @@ def _programs(line: str) -> list[tuple[str, ...]]:
             "docker exec box /opt/m -x",
             [("docker", "exec", "box", "/opt/m", "-x"), ("/opt/m", "-x")],
         ),
+        (
+            "start_daemon -p /run/p /opt/a -b",
+            [("start_daemon", "-p", "/run/p", "/opt/a", "-b"), ("/opt/a", "-b")],
+        ),
+        ("daemon --user=x /opt/a", [("daemon", "--user=x", "/opt/a"), ("/opt/a",)]),
+        (
+            "start-stop-daemon -S -x /opt/a -- -b",
+            [("start-stop-daemon", "-S", "-x", "/opt/a", "--", "-b"), ("/opt/a", "-b")],
+        ),
         ("slurmd)", []),
         ("  start|restart) /opt/run -x ;;", [("/opt/run", "-x")]),
         ("*) exec run", [("exec", "run"), ("run",)]),

@@ -58,6 +58,9 @@ WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
         ("su-exec", "", 1),
         ("xargs", "-n -P -I -d -a -L -s -E", 0),
         ("firejail", "", 0),
+        # Functions of init scripts (LSB's, Red Hat's), and a program of the second's name.
+        ("start_daemon", "-n -p", 0),
+        ("daemon", "-n -p -u --name --user --pidfile --check", 0),
         ("wine", "", 0),
         ("wine64", "", 0),
         ("busybox", "", 0),
