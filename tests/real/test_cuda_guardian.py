@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,7 +185,10 @@ def tracing(directory: Path, what: str) -> Iterator[tuple[subprocess.Popen[str],
     """A tracer with a guardian of its own, and that one's pid."""
     argv = [sys.executable, "-m", "tests.support.stop_tracer"]
     argv += [str(cuda_bed.bed().library()), str(directory), what]
-    tracer = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    # Killed, it leaves what it compiled.
+    scratch = tempfile.mkdtemp(prefix="gpuwarden-tracer-")
+    env = {**os.environ, "TMPDIR": scratch}
+    tracer = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
     try:
         assert tracer.stdout is not None
         word, _, pid = tracer.stdout.readline().partition(" ")
@@ -192,6 +197,7 @@ def tracing(directory: Path, what: str) -> Iterator[tuple[subprocess.Popen[str],
     finally:
         tracer.kill()
         tracer.communicate()
+        shutil.rmtree(scratch)
 
 
 def test_when_the_tracer_is_killed_the_guardian_continues_all_and_ends(

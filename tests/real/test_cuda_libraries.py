@@ -257,7 +257,7 @@ def _is_known(finding: Finder, file: Path) -> bool:
 
 def test_what_found_no_room_in_a_ring_is_told_as_lost() -> None:
     require_root()
-    with SideBand(ring_bytes=mmap.PAGESIZE) as side_band:
+    with SideBand(ring_bytes=2 * mmap.PAGESIZE) as side_band:
         side_band.hear()
         # On one CPU: each has a ring of its own.
         cpu = str(min(os.sched_getaffinity(0)))
