@@ -79,13 +79,13 @@ def test_bare_metal(machine: SystemdMachine) -> None:
     assert "eBPF (cgroup/dev)" in status
 
 
-def test_slurm() -> None:
+def test_slurm(tmp_path: Path) -> None:
     assert len(commands("Slurm")) <= MOST_COMMANDS
     require(*SLURM_PACKAGES, "clang", "llvm", "libbpf-dev", "libbpf1", "python3-venv")
     done = subprocess.run(
         [
             *("unshare", "--mount", "--propagation", "private"),
-            *(sys.executable, "-m", "tests.support.slurm_page"),
+            *(sys.executable, "-m", "tests.support.slurm_page", str(tmp_path)),
         ],
         cwd=ROOT,
         capture_output=True,

@@ -1,6 +1,6 @@
 """Runs the commands that docs/deploy.md has for Slurm, on a real one; prints what the last said.
 
-    unshare --mount --propagation private python -m tests.support.slurm_page
+    unshare --mount --propagation private python -m tests.support.slurm_page FOLDER
 
 In that mount namespace alone the device of the tests is a GPU's and lies at /dev/nvidia0, and /etc,
 /opt, /dev and /var/log are overlays that are gone afterwards.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.support.deploy_page import ROOT, commands
@@ -24,7 +23,7 @@ KEPT = ("/dev/pts", "/dev/shm")
 
 
 def main() -> int:
-    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-page-"))
+    folder = Path(sys.argv[1])
     mount("-t", "tmpfs", "tmpfs", str(folder))
     for number, path in enumerate(OVERLAID):
         parts = [folder / f"{name}{number}" for name in ("upper", "work")]
