@@ -19,7 +19,7 @@ from gpuwarden.sensors.falco import GPU_RULE
 from tests.support.containers import Podman, busybox_root, no_new_cgroups, podman
 from tests.support.packages import require, require_root
 from tests.support.probes import build, node
-from tests.support.watching import GPU, SECONDS, Watching, watching
+from tests.support.watching import GPU, PATIENT, SECONDS, Watching, stopped, watching
 
 pytestmark = pytest.mark.real
 
@@ -61,9 +61,8 @@ def gpu(scratch: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def probing_agent(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Watching]:
-    with watching(
-        tmp_path_factory.mktemp("b"), "--falco-listen", "127.0.0.1:0", "--events"
-    ) as agent:
+    arguments = ("--falco-listen", "127.0.0.1:0", "--events")
+    with watching(tmp_path_factory.mktemp("b"), *arguments, program=PATIENT) as agent:
         yield agent
 
 
@@ -194,7 +193,9 @@ def test_falco_alone_brings_an_open_that_a_poll_misses(
     with_pid: bool,
 ) -> None:
     agent = polling_agent
-    identity, pid = start(SHORT)
+    # It looks at no moment at which the node is open.
+    with stopped(agent.pid):
+        identity, pid = start(SHORT)
     more = {"proc.pid": pid} if with_pid else {}
     assert post(agent, told(gpu, identity, **more)) == 401
     assert post(agent, told(gpu, identity, **more), token=TOKEN) == 200

@@ -7,13 +7,11 @@ real wire, since no kubelet runs without a cluster.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from tests.support.fakenvml import FakeNvml
 from tests.support.packages import require, require_root
 from tests.support.pod_resources import PodResources, pod_resources
 from tests.support.probes import build, node
-from tests.support.watching import GPU, Watching, watching
+from tests.support.watching import GPU, PATIENT, Watching, stopped, watching
 
 pytestmark = pytest.mark.real
 
@@ -87,16 +85,6 @@ class Cluster:
         return wanted()[-1]
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Keeps a process from running."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     require_root()
@@ -124,7 +112,7 @@ def cluster() -> Iterator[Cluster]:
         library = stack.enter_context(nvml.in_place())
         (scratch / "state").mkdir()
         cluster.arguments = ("--events", "--root", str(machine), "--nvml-library", library)
-        cluster.agent = stack.enter_context(watching(scratch, *cluster.arguments))
+        cluster.agent = stack.enter_context(watching(scratch, *cluster.arguments, program=PATIENT))
         yield cluster
 
 
