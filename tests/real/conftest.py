@@ -12,6 +12,7 @@ from gpuwarden.probes.cuda.calls import CallSettings
 from tests.support import cuda_bed, cuda_modules
 from tests.support.cuda_containers import CudaContainers, cuda_containers
 from tests.support.cuda_probing import RING, Probing, probing
+from tests.support.idle import Idlers, idlers
 from tests.support.probes import build, control_groups, openers
 from tests.support.stopping import StopProbe, stop_probe
 
@@ -85,3 +86,19 @@ def cubin() -> Path:
 def fatbin() -> Path:
     """The same for several architectures."""
     return cuda_modules.made("gemm", "fatbin")
+
+
+@pytest.fixture
+def idle() -> Iterator[Idlers]:
+    """Processes that do nothing, made as a test likes; they end with it."""
+    with idlers() as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder under /tmp, since pytest's own may be elsewhere; one that others can enter."""
+    for parent in [tmp_path, *tmp_path.parents]:
+        if parent.stat().st_uid == os.geteuid() and str(parent) not in ("/", "/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    return tmp_path

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
+
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.host import Host
-from gpuwarden.model import AnyFact
+from gpuwarden.model import AnyFact, Executable, Gap, Holder, Process
 from gpuwarden.sensors import device_nodes, hidden, holders, sockets
 from gpuwarden.sensors.process import details, stat_lines
 from gpuwarden.sensors.seen import Seen
@@ -35,3 +39,37 @@ def look(host: Host, pids: list[int] | None = None) -> list[AnyFact]:
         except GpuwardenError:
             continue
     return facts
+
+
+def process(pid: int, host: Host | None = None) -> Process:
+    """One process, as the sensor reads it."""
+    host = host or Host()
+    seen = Seen(table=stat_lines.read(host))
+    found = list(details.read(host, seen, [pid]))
+    assert len(found) == 1 and isinstance(found[0], Process), found
+    return found[0]
+
+
+def binary(pid: int, host: Host | None = None) -> Executable:
+    """The file behind a process."""
+    exe = process(pid, host).exe
+    assert exe is not None
+    return exe
+
+
+def node(path: Path, minor: int = 3) -> Path:
+    """A node of a harmless device, that everybody may open: /dev/null."""
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+    path.chmod(0o666)
+    return path
+
+
+def held(host: Host, pids: set[int]) -> tuple[Seen, dict[int, list[Holder]], list[Gap]]:
+    """What the sensor saw, the holdings of these processes, and what could not be seen."""
+    seen = Seen(table=stat_lines.read(host))
+    facts = list(holders.read(host, seen))
+    found: dict[int, list[Holder]] = {}
+    for fact in facts:
+        if isinstance(fact, Holder) and fact.pid in pids:
+            found.setdefault(fact.pid, []).append(fact)
+    return seen, found, [fact for fact in facts if isinstance(fact, Gap)]
