@@ -120,7 +120,9 @@ def test_a_stopped_process_leaves_its_children_and_says_so() -> None:
         assert state(child) == "S"
 
 
-@pytest.mark.parametrize("pid", [1, 2, os.getpid(), os.getppid()], ids=["init", "kernel", "us", "parent"])
+@pytest.mark.parametrize(
+    "pid", [1, 2, os.getpid(), os.getppid()], ids=["init", "kernel", "us", "parent"]
+)
 def test_the_machine_and_who_runs_this_are_out_of_bounds(pid: int) -> None:
     target = target_of(pid)
     for actor in (freeze(), kill()):

@@ -138,7 +138,8 @@ def test_a_head_that_was_kept_shows_what_was_cut_off(
     capsys.readouterr()
     rewrite(journal, journal.read_bytes().splitlines()[:-1])
     assert ran("verify", "--journal", journal) == 0
-    assert "whether the last entries were removed" in capsys.readouterr().out
+    # Where a line ends depends on how long the path is.
+    assert "whether the last entries were removed" in " ".join(capsys.readouterr().out.split())
     assert ran("verify", "--journal", journal, "--head", head, "--format", "json") == 1
     document = json.loads(capsys.readouterr().out)
     assert [(one["kind"], one["number"]) for one in document["problems"]] == [("cut", 4)]
