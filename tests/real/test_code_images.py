@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from gpuwarden.codescan.image_names import Export, NamedImage, find_image
 from gpuwarden.errors import UsageError
 from tests.support.code_scans import code, docker_archive, names, oci_blobs, scanned, tar_of
-from tests.support.containers import dockerd, no_new_cgroups, run
+from tests.support.containers import dockerd, no_new_cgroups, require_docker, run
 from tests.support.cri import containerd
 from tests.support.packages import require, require_root
 
@@ -65,8 +64,7 @@ def docker(
     archive: Path, tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """A Docker daemon of our own, that has the image."""
-    if shutil.which("dockerd") is None:
-        require("docker.io")
+    require_docker()
     scratch = tmp_path_factory.mktemp("docker")
     with no_new_cgroups(), dockerd(scratch, scratch / "docker.sock") as engine:
         environment.setenv("DOCKER_HOST", f"unix://{engine.socket}")

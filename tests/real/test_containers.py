@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket as sockets
 import subprocess
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tests.support.containers import (
     fake_node,
     no_new_cgroups,
     podman,
+    require_docker,
     root_archive,
     wait_until,
 )
@@ -310,10 +310,7 @@ def test_a_process_moved_into_a_pods_cgroup_keeps_its_own_mounts(
 def test_docker_is_asked_over_its_socket(
     scratch: Path, root: Path, machine: Host, node: Path
 ) -> None:
-    require("docker.io")
-    if shutil.which("docker") is None:
-        # Debian 13 has the client in a package of its own.
-        require("docker-cli")
+    require_docker()
     socket = Path(machine.root) / "run/docker.sock"
     with dockerd(scratch / "docker", socket) as engine:
         archive = root_archive(root, scratch / "docker/root.tar")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -21,6 +20,7 @@ from tests.support.containers import (
     dockerd,
     no_new_cgroups,
     podman,
+    require_docker,
     root_archive,
     run,
 )
@@ -388,10 +388,7 @@ def test_a_hundred_opens_and_a_restart_are_one_finding(
 def test_a_container_of_docker_is_told_with_its_labels(
     scratch: Path, root: Path, gpu: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    require("docker.io")
-    if shutil.which("docker") is None:
-        # Debian 13 has the client in a package of its own.
-        require("docker-cli")
+    require_docker()
     # This machine's /proc, with only the socket that this test puts under it.
     machine = scratch / "host"
     (machine / "var").mkdir(parents=True)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.support.packages import require
+
 RUN_SECONDS = 60
 
 
@@ -246,6 +248,15 @@ class Dockerd:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def require_docker() -> None:
+    """Makes sure that Docker's daemon and its client are here, else skips or fails."""
+    if shutil.which("dockerd") is None:
+        require("docker.io")
+    if shutil.which("docker") is None:
+        # Debian 13 has the client in a package of its own.
+        require("docker-cli")
 
 
 @contextmanager
