@@ -85,7 +85,9 @@ class Site:
             os.kill(pid, signal.SIGKILL)
 
     def resume(self) -> None:
-        self.slurm.run("scontrol", "update", f"nodename={NODE_NAME}", "state=resume")
+        # Slurm 24.11 keeps the reason of a node that is resumed, 22.05 does not.
+        words = (f"nodename={NODE_NAME}", "state=resume", "reason=none")
+        self.slurm.run("scontrol", "update", *words)
         self.slurm.wait_for(lambda: self.state()[0] == "idle", "the node to be idle")
 
 
