@@ -28,7 +28,7 @@ from gpuwarden.cuda.driver_elf import examine  # noqa: E402
 from gpuwarden.probes import uprobes  # noqa: E402
 from gpuwarden.probes.cuda.launches import LaunchProbe  # noqa: E402
 from gpuwarden.probes.cuda.library import EntryPoint, FoundLibrary  # noqa: E402
-from gpuwarden.probes.cuda.object import uprobe_object  # noqa: E402
+from gpuwarden.probes.cuda.object import UprobeObject  # noqa: E402
 from gpuwarden.probes.libbpf import library  # noqa: E402
 from tests.support import cuda_bed, text_pages  # noqa: E402
 
@@ -123,7 +123,7 @@ class Bench:
         argv = [clang, "-g", "-O2", "-target", "bpf", folders, "-c", str(source), "-o", compiled]
         subprocess.run(argv, check=True)
         with library() as bpf:
-            trap = uprobe_object(bpf, self._stack, compiled, among={}, programs=("nothing",))
+            trap = UprobeObject(bpf, self._stack, compiled, among={}, programs=("nothing",))
         one = self.library(name)
         point = uprobes.Point(one.points[LAUNCH].file_offset, 0)
         links = uprobes.attach(bpf, trap.program("nothing"), one.descriptor, [point])

@@ -18,7 +18,7 @@ from gpuwarden.cuda.guardian import Guardian
 from gpuwarden.errors import Unavailable
 from gpuwarden.probes import uprobes
 from gpuwarden.probes.cuda import stopped
-from gpuwarden.probes.cuda.object import uprobe_object
+from gpuwarden.probes.cuda.object import UprobeObject
 from gpuwarden.probes.cuda.stopped import StoppedMap, StopRecord, boot_ns
 from gpuwarden.probes.libbpf import Libbpf, library
 from gpuwarden.probes.probe_object import ProbeObject
@@ -98,7 +98,7 @@ def stop_probe() -> Iterator[StopProbe]:
         pass
     with ExitStack() as stack:
         try:
-            made = uprobe_object(bpf, stack, path, among=stopped.LAYOUTS, programs=("stop_caller",))
+            made = UprobeObject(bpf, stack, path, among=stopped.LAYOUTS, programs=("stop_caller",))
         except Unavailable as error:
             unavailable(f"this kernel takes no such probe: {error}")
         yield StopProbe(bpf, made, stack)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from types import TracebackType
 
 from msgspec import Struct
 
@@ -18,7 +17,7 @@ from gpuwarden.probes.events import ticks
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf, library
 from gpuwarden.probes.loading import NOT_LOADED, explained
-from gpuwarden.probes.probe_object import ProbeObject
+from gpuwarden.probes.probe_object import ObjectHolder, ProbeObject
 
 OBJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_count.bpf.o")
 LIMIT_BYTES = 64 << 20
@@ -63,16 +62,15 @@ def parse(data: bytes) -> list[ExecCount]:
     return found
 
 
-class ExecCounts:
+class ExecCounts(ObjectHolder):
     """The probe between ``with`` and its end; where it cannot be loaded ``unavailable`` says why.
 
     Nothing is raised then: ``of`` says None for every process.
     """
 
     def __init__(self, object_path: str = OBJECT) -> None:
+        super().__init__()
         self._path = object_path
-        self._stack = ExitStack()
-        self._object: ProbeObject | None = None
         self._link = -1
         self.unavailable = NOT_LOADED
 
@@ -89,19 +87,11 @@ class ExecCounts:
             self.unavailable = str(error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Unloads. Twice does nothing."""
-        self._object = None
+        self._left()
         self.unavailable = NOT_LOADED
-        self._stack.close()
+        super().close()
 
     def _load(self, bpf: Libbpf, stack: ExitStack) -> None:
         loaded = ProbeObject(bpf, stack, self._path, among=LAYOUTS, programs=(_PROGRAM,))

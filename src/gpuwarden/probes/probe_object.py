@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from types import TracebackType
 
+from gpuwarden.errors import Unavailable
 from gpuwarden.probes.layouts import Layouts
 from gpuwarden.probes.libbpf import Libbpf
-from gpuwarden.probes.loading import check_kernel_types, check_object, explained
-
-
-def _as_it_is(_bpf: Libbpf, _program: int) -> None:
-    """Nothing needs to be set."""
+from gpuwarden.probes.loading import NOT_LOADED, check_kernel_types, check_object, explained
 
 
 class ProbeObject:
     """Programs and maps of an object file, in the kernel until the ExitStack it came with ends.
 
     ``sizes``: map → entries (ring buffers: bytes) where they differ from the object's own;
-    ``programs``: those to load, each ``prepared`` before. Nothing is attached.
+    ``programs``: those to load. Nothing is attached.
     Errors: Unavailable (no object, kernel too old), Denied, Malformed (object and ``among``, the
     layouts of what it exchanges, differ); nothing stays loaded then.
     """
@@ -33,12 +31,9 @@ class ProbeObject:
         among: Layouts,
         programs: tuple[str, ...],
         sizes: Mapping[str, int] | None = None,
-        prepared: Callable[[Libbpf, int], None] = _as_it_is,
     ) -> None:
-        check_kernel_types()
-        check_object(path, among)
         self.bpf = bpf
-        self._prepared = prepared
+        self._check(path, among)
         self._programs: dict[str, int] = {}
         self._maps: dict[str, int] = {}
         try:
@@ -47,6 +42,14 @@ class ProbeObject:
                 stack.push(loading.pop_all())
         except OSError as error:
             raise explained(bpf, error) from error
+
+    def _check(self, path: str, among: Layouts) -> None:
+        """What loading needs of this machine and of the object. Errors: Unavailable, Malformed."""
+        check_kernel_types()
+        check_object(path, among)
+
+    def _prepare(self, program: int) -> None:
+        """Before a program is loaded. Errors: OSError."""
 
     def _load(
         self, stack: ExitStack, path: str, programs: tuple[str, ...], sizes: Mapping[str, int]
@@ -57,7 +60,7 @@ class ProbeObject:
         for name in programs:
             found = bpf.pointer("bpf_object__find_program_by_name", self._object, name.encode())
             bpf.checked("bpf_program__set_autoload", found, True)
-            self._prepared(bpf, found)
+            self._prepare(found)
             self._programs[name] = found
         for name, entries in sizes.items():
             bpf.checked("bpf_map__set_max_entries", self._map(name), entries)
@@ -85,3 +88,32 @@ class ProbeObject:
         value = ctypes.create_string_buffer(length)
         done = self.bpf.call("bpf_map_lookup_elem", self.map(name), key, value)
         return None if done < 0 else value.raw
+
+
+class ObjectHolder:
+    """A probe with one object: what it loads and attaches goes with the probe's end."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._object: ProbeObject | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Detaches and unloads. Twice does nothing."""
+        self._stack.close()
+
+    def _left(self) -> None:
+        self._object = None
+
+    @property
+    def _loaded(self) -> ProbeObject:
+        if self._object is None:
+            raise Unavailable(NOT_LOADED)
+        return self._object

@@ -36,7 +36,7 @@ from gpuwarden.probes.cuda.call_records import (
 )
 from gpuwarden.probes.cuda.captures import COPY, Capture, Captures
 from gpuwarden.probes.cuda.library import FoundLibrary, LibraryKey
-from gpuwarden.probes.cuda.object import FOLDER, ObjectHolder, uprobe_object
+from gpuwarden.probes.cuda.object import FOLDER, UprobeObject
 from gpuwarden.probes.cuda.records import (
     AttachedLibrary,
     CallCounters,
@@ -47,7 +47,7 @@ from gpuwarden.probes.cuda.records import (
 from gpuwarden.probes.cuda.stopped import StoppedMap
 from gpuwarden.probes.events import boot_offset_ns
 from gpuwarden.probes.libbpf import RING_CALLBACK, library
-from gpuwarden.probes.probe_object import ProbeObject
+from gpuwarden.probes.probe_object import ObjectHolder, ProbeObject
 
 OBJECT = os.path.join(FOLDER, "cuda_calls.bpf.o")
 SLEEPING = ("loading", "linked")
@@ -117,7 +117,7 @@ class CudaCalls(ObjectHolder):
     def _enter(self, *, copies: bool) -> None:
         with library() as bpf, ExitStack() as stack:
             stack.callback(self._left)
-            loaded = uprobe_object(
+            loaded = UprobeObject(
                 bpf,
                 stack,
                 self._object_path,

@@ -15,10 +15,10 @@ from gpuwarden.probes.cuda import launch_records as records
 from gpuwarden.probes.cuda.functions import GRAPH_LAUNCHES, LAUNCHES, OLD_LAUNCHES
 from gpuwarden.probes.cuda.launch_tables import Launches, LaunchingProcesses, Process
 from gpuwarden.probes.cuda.library import EntryPoint, FoundLibrary, LibraryKey
-from gpuwarden.probes.cuda.object import FOLDER, ObjectHolder, uprobe_object
+from gpuwarden.probes.cuda.object import FOLDER, UprobeObject
 from gpuwarden.probes.cuda.records import AttachedLibrary, LaunchCount, SampledLaunch
 from gpuwarden.probes.libbpf import RING_CALLBACK, library
-from gpuwarden.probes.probe_object import ProbeObject
+from gpuwarden.probes.probe_object import ObjectHolder, ProbeObject
 
 OBJECT = os.path.join(FOLDER, "cuda_launches.bpf.o")
 PROGRAMS = ("launch_kernel", "launch_by_config", "launch_by_handle", "launch_graph")
@@ -89,7 +89,7 @@ class LaunchProbe(ObjectHolder):
         settings = self.settings
         with library() as bpf, ExitStack() as stack:
             stack.callback(self._left)
-            loaded = uprobe_object(
+            loaded = UprobeObject(
                 bpf,
                 stack,
                 self._object_path,
